@@ -15,7 +15,7 @@ import keyhole.queries as measure
 from keyhole.arrays import Space, numpy_space, to_numpy
 from keyhole.errors import UsageError
 from keyhole.noise import Noise
-from keyhole.queries import Plan, Signature, Term, TokenRows, sequences
+from keyhole.queries import Plan, Signature, Term, TokenRows, UnitRows, sequences
 
 
 def simple(**changes: Any) -> Plan:
@@ -246,3 +246,30 @@ def test_the_norm_limit_leaves_room_for_rounding() -> None:
     for dtype in (np.float32, np.float64):
         bounded = Signature(width=3, space=Space.of(np.zeros(1, dtype)), max_norm=2.0)
         assert 2.0 * (1 - 100 * np.finfo(dtype).eps) < bounded.norm_limit < 2.0
+
+
+def test_unit_rows_are_the_rows_of_their_matrix(like: Any) -> None:
+    """Whatever part of them is made, and under the key of the matrix itself."""
+    space, width = Space.of(like), 5
+    dense = TokenRows(space.xp.concat([space.zeros(1, width), 4.0 * space.eye(width)]))
+    rows = UnitRows(space, width, 4.0)
+    assert rows.count == dense.count == width + 1
+    assert rows.digest == dense.digest
+    for start in range(width + 1):
+        for stop in range(start, width + 2):
+            assert np.array_equal(to_numpy(rows.some(start, stop)), to_numpy(dense.some(start, stop)))
+
+
+def test_a_table_holds_no_rows_that_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rows are many numbers on a device: the tokens are the same."""
+    torch = pytest.importorskip("torch")
+    space = Space.of(torch.ones(1, dtype=torch.float64))
+    rng = np.random.default_rng(0)
+    rows, few = (TokenRows(space.asarray(rng.standard_normal((9, 4)))) for _ in range(2))
+    first, second = (space.indices(rng.integers(low, 9, 20)) for low in (0, 6))
+    plan = Plan("few", 20, [[Term(rows, first, 2.0)], [Term(few, second, 0.5)]])
+    wanted = plan.tokens(3, 17, space, 4)
+    monkeypatch.setattr(measure, "BLOCK_NUMBERS", 1)
+    monkeypatch.setattr(Space, "on_cpu", False)
+    assert torch.equal(replace(plan).tokens(3, 17, space, 4), wanted)
+    assert replace(plan)._table[0].shape[0] < 18

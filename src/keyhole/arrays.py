@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from importlib import import_module
+from time import perf_counter
+from types import TracebackType
 from typing import Any, Self
 
 import array_api_compat
@@ -23,6 +26,9 @@ Booleans = npt.NDArray[np.bool_]
 # Rounding errors of an inner product of n terms behave like a random walk: one standard deviation is about
 # half an eps of |x|·|y| whatever n. Eight of them hold for every entry of the largest matrix one can recover.
 ROUNDING_DEVIATIONS = 8.0
+
+# What is worked out in between for matrices of more numbers than this is made for some rows at a time.
+BLOCK_NUMBERS = 2**24
 
 _NAMESPACES: dict[type, Any] = {}  # the look-up takes longer than many an operation on small arrays
 
@@ -70,6 +76,37 @@ def floats(array: Array) -> Floats:
     return np.asarray(to_numpy(array), dtype=np.float64)
 
 
+def numbers(*scalars: Array) -> list[float]:
+    """Arrays of no dimension as numbers of Python; a device is waited for once."""
+    if isinstance(scalars[0], np.ndarray | np.generic):
+        return [float(each) for each in scalars]
+    found: list[float] = to_numpy(namespace(scalars[0]).stack(list(scalars))).tolist()
+    return found
+
+
+def row_blocks(rows: int, width: int) -> list[slice]:
+    """Slices of rows of a large matrix, small enough for what is made of them not to count; one of a smaller matrix."""
+    each = max(1, BLOCK_NUMBERS // max(width, 1))
+    return [slice(start, min(start + each, rows)) for start in range(0, rows, each)]
+
+
+def times(rows: Floats, matrix: Array) -> Floats:  # (..., m), (..., m, n) -> (..., n)
+    """A product with a matrix of any library and device, as numbers of NumPy."""
+    return floats(like(rows, matrix) @ matrix)
+
+
+def median(array: Array, axes: tuple[int, ...] | None = None) -> Floats:
+    """The median of all numbers, or along some axes, as numbers of NumPy."""
+    if isinstance(array, np.ndarray):
+        return np.asarray(np.median(array, axis=axes))
+    xp = namespace(array)
+    along = tuple(range(array.ndim)) if axes is None else axes
+    kept = tuple(axis for axis in range(array.ndim) if axis not in along)
+    flat = xp.reshape(xp.permute_dims(array, kept + along), (*(array.shape[axis] for axis in kept), -1))
+    ordered, middle = xp.sort(flat, axis=-1), flat.shape[-1] // 2
+    return floats(ordered[..., middle] + ordered[..., (flat.shape[-1] - 1) // 2]) / 2
+
+
 def is_real(array: Array) -> bool:
     """Whether an array holds real numbers: booleans, integers or floating-point numbers."""
     return _is_real(namespace(array), array.dtype)
@@ -93,6 +130,30 @@ def gather_into(room: Array, table: Array, index: Array) -> None:  # (n, width),
         room[...] = namespace(room).take(table, index, axis=0)
 
 
+def lu_factor(matrix: Array) -> tuple[Array, Integers] | None:  # (m, n), m ≥ n -> (m, n), (m,)
+    """L (below the diagonal) and U of the rows in an order that pivoting chose, and that order; None where not known.
+
+    The array API has no word for it. What is singular ends in pivots of zero.
+    """
+    if not array_api_compat.is_torch_array(matrix):
+        return None
+    packed, swaps, _ = namespace(matrix).linalg.lu_factor_ex(matrix)
+    order = np.arange(matrix.shape[0])
+    for place, other in enumerate(to_numpy(swaps) - 1):  # as LAPACK has them, from one
+        order[[place, other]] = order[[other, place]]
+    return packed, order
+
+
+# How libraries call it, or say it, that an array does not fit into memory.
+OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError", "_ArrayMemoryError")
+OUT_OF_MEMORY_WORDS = ("out of memory", "ALLOC_FAILED", "Failed to allocate memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of any library says that an array did not fit into memory."""
+    return type(error).__name__ in OUT_OF_MEMORY or any(word in str(error) for word in OUT_OF_MEMORY_WORDS)
+
+
 class ArrayTable:
     """Base of dataclasses whose fields are arrays of as many rows, or tables of them; empty ones are left out."""
 
@@ -102,7 +163,9 @@ class ArrayTable:
 
     @classmethod
     def concat(cls, *parts: Self) -> Self:
-        """The rows of all parts, one after the other."""
+        """The rows of all parts, one after the other; of a single part itself."""
+        if len(parts) == 1:
+            return parts[0]
         columns = ([getattr(part, each.name) for part in parts] for each in fields(cls))  # type: ignore[arg-type]
         return cls(*(_joined(column) for column in columns))
 
@@ -177,6 +240,22 @@ class Space:
         return "cpu" in str(self.device)
 
     @cached_property
+    def runs_ahead(self) -> bool:
+        """Whether the device works on while the host goes on: to look at a number is to wait for all that came before.
+
+        Other libraries than PyTorch may too, but the clock of theirs is not read here.
+        """
+        return not self.on_cpu and array_api_compat.is_torch_namespace(self.xp)
+
+    def free_bytes(self) -> int | None:
+        """Memory of the device that is free, that of arrays that are gone included; None where that is not known."""
+        if "cuda" not in str(self.device) or not array_api_compat.is_torch_namespace(self.xp):
+            return None
+        cuda = self.xp.cuda
+        kept = cuda.memory_reserved(self.device) - cuda.memory_allocated(self.device)
+        return int(cuda.mem_get_info(self.device)[0] + kept)
+
+    @cached_property
     def _is_numpy(self) -> bool:
         return array_api_compat.is_numpy_namespace(self.xp)
 
@@ -226,6 +305,54 @@ class Space:
 
 def _space_of(library: str, *others: Any) -> Space:
     return Space(import_module(library), *others)
+
+
+class Stopwatch:
+    """Adds up the seconds spent inside `with stopwatch:`, by the clock of the device where that runs ahead."""
+
+    def __init__(self, space: Space) -> None:
+        self._cuda = space.xp.cuda if space.runs_ahead and "cuda" in str(space.device) else None
+        self._device = space.device
+        self._seconds, self._began = 0.0, 0.0
+        self._spans: list[tuple[Any, Any]] = []
+
+    def __enter__(self) -> Self:
+        if self._cuda is None:
+            self._began = perf_counter()
+        else:
+            self._spans.append((self._mark(), None))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._cuda is None:
+            self._seconds += perf_counter() - self._began
+        else:
+            self._spans[-1] = (self._spans[-1][0], self._mark())
+
+    def _mark(self) -> Any:
+        assert self._cuda is not None
+        event = self._cuda.Event(enable_timing=True)
+        event.record(self._cuda.current_stream(self._device))
+        return event
+
+    def read(self) -> float:
+        """The seconds so far; it waits for the device."""
+        for begin, end in self._spans:
+            end.synchronize()
+            self._seconds += begin.elapsed_time(end) / 1000
+        self._spans = []
+        return self._seconds
+
+
+def host_normals(space: Space, rng: np.random.Generator) -> Callable[[tuple[int, ...]], Floats]:
+    """What draws standard normal numbers for the host: `rng`, or a device that makes many faster, and others."""
+    if not space.runs_ahead:
+        return rng.standard_normal
+    xp = space.xp
+    generator = xp.Generator(device=space.device).manual_seed(int(rng.integers(2**62)))
+    return lambda shape: floats(xp.randn(shape, dtype=xp.float64, device=space.device, generator=generator))
 
 
 def numpy_space() -> Space:

@@ -7,6 +7,7 @@ KeyholeError
 ├── JournalError                a journal that is broken, in use, or belongs to another oracle
 ├── OracleError                 the oracle misbehaved
 │   ├── OracleRaised            it raised an exception (chained as the cause)
+│   │   └── OutOfMemory         a batch did not fit into memory, however small
 │   ├── WrongShape              it answered with a shape or type that does not fit the query
 │   ├── NonFiniteAnswer         it answered nan or inf
 │   └── ServerError             a server could not be asked, or did not answer as its protocol says
@@ -69,6 +70,10 @@ class OracleError(KeyholeError):
 
 class OracleRaised(OracleError):
     """The oracle raised an exception; it is chained as the cause."""
+
+
+class OutOfMemory(OracleRaised):
+    """A batch of queries, or its answers, did not fit into memory; a smaller one may."""
 
 
 class WrongShape(OracleError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,7 +12,18 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats, Space, floats, gather_into, namespace, numpy_space, to_numpy
+from keyhole.arrays import (
+    BLOCK_NUMBERS,
+    Array,
+    Floats,
+    Space,
+    floats,
+    gather_into,
+    namespace,
+    numpy_space,
+    row_blocks,
+    to_numpy,
+)
 from keyhole.errors import UsageError
 from keyhole.noise import Noise
 
@@ -130,10 +142,47 @@ class TokenRows:
 
     vectors: Array  # (count, width)
 
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return int(self.vectors.shape[0])
+
+    def some(self, start: int, stop: int) -> Array:  # -> (stop − start, width)
+        """Some of them, one after the other."""
+        return self.vectors[start:stop]
+
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 over shape, dtype and numbers."""
         return digest(self.vectors)
+
+
+class UnitRows(TokenRows):
+    """The zero token, then every norm·e_i: made when they are wanted, as their matrix may be as large as all else."""
+
+    _made_of: tuple[Space, int, float]
+
+    def __init__(self, space: Space, width: int, norm: float) -> None:
+        object.__setattr__(self, "_made_of", (space, width, norm))
+
+    @property
+    def vectors(self) -> Array:
+        """All of them."""
+        return self.some(0, self.count)
+
+    @property
+    def count(self) -> int:
+        """One more than a token has numbers."""
+        return int(self._made_of[1]) + 1
+
+    def some(self, start: int, stop: int) -> Array:
+        """Some of them, one after the other."""
+        space, width, norm = self._made_of
+        made = space.zeros(stop - start, width)
+        first = max(start, 1)
+        places = space.indices(np.arange(first, stop))
+        made[places - start, places - 1] = norm
+        return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +193,12 @@ class Term:
     index: Array | None = None  # (count,) integers; None: sequence n takes row n
     scale: float | Array = 1.0  # one number, or (count,)
 
+    @property
+    def places(self) -> Array:
+        """The row of each sequence."""
+        assert self.index is not None  # where sequence n takes row n nobody asks
+        return self.index
+
     def digest(self) -> bytes:
         """SHA-256 over everything that determines the tokens."""
         index = b"" if self.index is None else digest(self.index)
@@ -152,8 +207,10 @@ class Term:
 
     def vectors(self, start: int, stop: int, space: Space) -> Array:  # -> (stop − start, width)
         """The term for the sequences from start to stop."""
-        rows = self.rows.vectors
-        picked = rows[start:stop] if self.index is None else space.xp.take(rows, self.index[start:stop], axis=0)
+        if self.index is None:
+            picked = self.rows.some(start, stop)
+        else:
+            picked = space.xp.take(self.rows.vectors, self.index[start:stop], axis=0)
         if isinstance(self.scale, float):
             return picked if self.scale == 1.0 else picked * self.scale
         return picked * self.scale[start:stop, None]
@@ -243,35 +300,72 @@ class Plan:
         if self.through is not None:
             inner = replace(self, through=None).tokens(start, stop, space, self.through.width)
             return self.through(inner)
+        if room is None and self._is_plain:  # by one kernel
+            return space.xp.stack([position[0].vectors(start, stop, space) for position in self.positions], axis=1)
         made = space.xp.empty(shape, dtype=space.dtype, device=space.device) if room is None else room.reshape(shape)
         if self._is_table:
             table, index = self._table
             gather_into(made.reshape(-1, width), table, index[start:stop, :].reshape(-1))
             return made
+        often = {term: term.vectors(start, stop, space) for term in self._repeated_terms}
         for place, position in enumerate(self.positions):
             if not position:
                 made[:, place, :] = 0.0
             for number, term in enumerate(position):
-                vectors = term.vectors(start, stop, space)
+                vectors = often[term] if term in often else term.vectors(start, stop, space)
                 made[:, place, :] = vectors if number == 0 else made[:, place, :] + vectors
         return made
+
+    @cached_property
+    def _repeated_terms(self) -> set[Term]:
+        """Terms that several positions have: the last token, where others are told by what they add to it."""
+        terms = [term for position in self.positions for term in position]
+        return {term for term, count in Counter(terms).items() if count > 1}
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether every token is a row of its own as it is."""
+        terms = [each[0] for each in self.positions if len(each) == 1 and each[0].index is None]
+        plain = [each for each in terms if isinstance(each.scale, float) and each.scale == 1.0]
+        return len(plain) == self.length > 0
 
     @cached_property
     def _is_table(self) -> bool:
         """Whether tokens are best looked up in one table: single scaled rows, and more tokens than rows."""
         terms = [position[0] for position in self.positions if len(position) == 1]
         simple = [term for term in terms if term.index is not None and isinstance(term.scale, float)]
-        return len(simple) == self.length and self.count >= max(term.rows.vectors.shape[0] for term in simple)
+        return len(simple) == self.length and self.count >= max(term.rows.count for term in simple)
 
     @cached_property
     def _table(self) -> tuple[Array, Array]:
         """All rows, scaled, and for each sequence and position the row it takes: (rows, width), (count, length)."""
-        terms = [position[0] for position in self.positions]
-        xp = namespace(terms[0].rows.vectors)
-        sizes = [term.rows.vectors.shape[0] for term in terms]
+        terms = [_used_rows(term) for term in (position[0] for position in self.positions)]
+        first = terms[0].rows.vectors
+        xp = namespace(first)
+        sizes = [term.rows.count for term in terms]
         offsets = [sum(sizes[:place]) for place in range(len(sizes))]
-        table = xp.concat([term.rows.vectors * term.scale for term in terms])
-        return table, xp.stack([term.index + offset for term, offset in zip(terms, offsets, strict=True)], axis=1)
+        table = xp.empty((sum(sizes), first.shape[1]), dtype=first.dtype, device=first.device)
+        for term, offset in zip(terms, offsets, strict=True):
+            for some in row_blocks(term.rows.count, first.shape[1]):
+                table[offset + some.start : offset + some.stop, :] = term.rows.some(some.start, some.stop) * term.scale
+        places = [term.places + offset for term, offset in zip(terms, offsets, strict=True)]
+        return table, xp.stack(places, axis=1)
+
+
+def _used_rows(term: Term) -> Term:
+    """The term with no other rows than it uses, where there are many numbers of them on a device."""
+    rows, index = term.rows.vectors, term.index
+    space = Space.of(rows)
+    if space.on_cpu or rows.shape[0] * rows.shape[1] <= BLOCK_NUMBERS:
+        return term
+    xp = space.xp
+    used = xp.zeros(rows.shape[0], dtype=xp.int64, device=space.device)
+    used[index] = 1
+    (kept,) = xp.nonzero(used)
+    if kept.shape[0] == rows.shape[0]:
+        return term
+    places = xp.cumulative_sum(used) - 1
+    return Term(TokenRows(xp.take(rows, kept, axis=0)), xp.take(places, index, axis=0), term.scale)
 
 
 def sequences(stage: str, tokens: Array) -> Plan:  # (count, length, width)

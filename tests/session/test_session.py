@@ -13,7 +13,16 @@ import pytest
 
 import keyhole as kh
 from keyhole.arrays import Array, Space, numpy_space, to_numpy
-from keyhole.errors import BudgetExhausted, OracleRaised, RecoveryFailed, UsageError, WrongShape
+from keyhole.errors import (
+    BudgetExhausted,
+    NonFiniteAnswer,
+    OracleError,
+    OracleRaised,
+    OutOfMemory,
+    RecoveryFailed,
+    UsageError,
+    WrongShape,
+)
 from keyhole.journal import Journal
 from keyhole.noise import Noise
 from keyhole.oracles import Batched, Budgeted, Counted, Noisy
@@ -412,3 +421,62 @@ def test_a_box_may_answer_in_another_library(like: object) -> None:
     answers = Session(oracle).measure(plan)
     assert Space.of(answers.values) == space
     assert numpy_space() == Space.of(to_numpy(answers.values))
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as those of PyTorch and CuPy are."""
+
+
+def test_batches_that_do_not_fit_into_memory_are_halved(like: object) -> None:
+    """The run goes on with what fits, and nothing is asked or counted twice that was answered."""
+    space, fits, seen = Space.of(like), 100, []
+
+    def box(tokens: Array) -> Array:
+        if tokens.shape[0] > fits:
+            raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        seen.append(tokens.shape[0])
+        return tokens[:, 0, 0] * 1.0
+
+    tokens = np.random.default_rng(0).standard_normal((1000, 1, 4))
+    session = Session(kh.FunctionOracle(box, width=4, like=like))
+    answers = session.measure(sequences("halved", space.asarray(tokens)))
+    assert np.array_equal(to_numpy(answers.values), to_numpy(space.asarray(tokens))[:, 0, 0])
+    assert sum(seen) == session.queries == session.new_queries == 1000
+    assert fits / 2 < max(seen) <= fits
+
+
+def test_what_never_fits_into_memory_is_an_error_of_the_oracle() -> None:
+    def box(tokens: Array) -> Array:
+        raise MemoryError(f"Unable to allocate {tokens.nbytes}")
+
+    with pytest.raises(OutOfMemory, match="Unable to allocate 32") as raised:
+        Session(kh.FunctionOracle(box, width=4)).measure(sequences("too large", np.ones((9, 1, 4))))
+    assert isinstance(raised.value, OracleError)
+
+
+def ahead(space: Space) -> Space:
+    """The space, as if its device worked on while the host goes on."""
+    vars(space).update(on_cpu=False, runs_ahead=True)
+    return space
+
+
+def test_a_device_is_waited_for_once_a_plan() -> None:
+    """Answers are checked together, and one that is not finite is found all the same."""
+    torch = pytest.importorskip("torch")
+    looks: list[int] = []
+
+    def box(tokens: Array) -> Array:
+        return 1 / tokens[:, 0, 0]
+
+    oracle = kh.FunctionOracle(box, width=4, like=torch.ones(1, dtype=torch.float64), batch_limit=10)
+    ahead(oracle.signature.space)
+    check = oracle.check_finite
+    oracle.check_finite = lambda answers: (looks.append(len(answers)), check(answers))[1]  # type: ignore[method-assign]
+    session = Session(oracle)
+    tokens = torch.ones((100, 1, 4), dtype=torch.float64)
+    assert len(session.measure(sequences("fine", tokens)).values) == 100
+    assert looks == [100]
+    assert session.oracle_seconds > 0
+    tokens[17] = 0.0
+    with pytest.raises(NonFiniteAnswer):
+        session.measure(sequences("poles", tokens))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array_api_compat
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -25,3 +26,13 @@ def close(found: Array, wanted: Array, space: Space, times_eps: float = 64.0) ->
     found, wanted = (to_numpy(array).astype(np.float64) for array in (found, wanted))
     assert found.shape == wanted.shape
     assert np.max(np.abs(found - wanted), initial=0.0) <= times_eps * space.eps * np.max(np.abs(wanted), initial=1.0)
+
+
+def pretend_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have PyTorch's arrays in main memory taken for those of a device that works on while the host goes on."""
+
+    def elsewhere(space: Space) -> bool:
+        return array_api_compat.is_torch_namespace(space.xp)
+
+    monkeypatch.setattr(Space, "runs_ahead", property(elsewhere))
+    monkeypatch.setattr(Space, "on_cpu", property(lambda space: not elsewhere(space)))

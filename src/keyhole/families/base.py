@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cache
 from os import PathLike
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats, floats, like
+from keyhole.arrays import Array, Floats, floats, like, namespace
 from keyhole.errors import UsageError
 from keyhole.families.files import save_arrays
 from keyhole.optional import on_demand
@@ -95,6 +96,12 @@ class Sensitivity:
     parts: tuple[Part, ...]
 
 
+@cache
+def field_names(kind: type) -> tuple[str, ...]:
+    """The names of the fields of a dataclass, which are looked up for every batch that a family answers."""
+    return tuple(each.name for each in fields(kind))
+
+
 # Arrays that are listed where parameters are shown in one line.
 MOST_LISTED = 6
 
@@ -140,7 +147,8 @@ class Family(Protocol):
 
     def logit_norm(self, radius: Self, logit_radius: float) -> float:
         """The norm up to which radii leave logits of random tokens known to `logit_radius`; inf where that is any."""
-        widest = max((float(np.linalg.norm(floats(head.score))) for head in radius.anatomy.heads), default=0.0)
+        norms = (namespace(head.score).linalg.vector_norm(head.score) for head in radius.anatomy.heads)
+        widest = max(map(float, norms), default=0.0)
         if not widest < np.inf:
             return 1.0
         # Random tokens of norm n make of a matrix a number of about n² times its norm over the width.
@@ -165,7 +173,7 @@ class Family(Protocol):
 
     def arrays(self) -> dict[str, Array]:
         """The parameters that are present, by name; those of an inner family by their path."""
-        named = ((each.name, getattr(self, each.name)) for each in fields(self))  # type: ignore[arg-type]
+        named = ((name, getattr(self, name)) for name in field_names(type(self)))
         return {name: array for name, array in named if hasattr(array, "ndim")}
 
     def with_arrays(self, named: dict[str, Array]) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -53,7 +54,7 @@ class SingleHead(Head):
         """Numbers per token."""
         return int(self.score.shape[0])
 
-    @property
+    @cached_property
     def form(self) -> Bilinear:
         """The bilinear form of score and score bias."""
         return Bilinear(self.score, self.score_bias)

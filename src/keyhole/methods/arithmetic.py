@@ -17,6 +17,7 @@ from types import TracebackType
 
 import numpy as np
 
+from keyhole.arrays import is_out_of_memory
 from keyhole.errors import ComputeError, KeyholeError, NumericalError, TimeExhausted, UsageError
 from keyhole.families import Family
 from keyhole.methods.base import Found, Steps, adapt
@@ -57,6 +58,8 @@ def as_ending(error: Exception) -> KeyholeError | None:
     """What an error inside a method amounts to; None for an error in its code, which is nobody's outcome."""
     if isinstance(error, KeyholeError):
         return error
+    if is_out_of_memory(error):
+        return NumericalError(f"what the method works out does not fit into memory ({type(error).__name__}: {error})")
     return NumericalError(f"the arithmetic failed ({type(error).__name__}: {error})") if is_arithmetic(error) else None
 
 

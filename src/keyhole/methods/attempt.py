@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats, floats
+from keyhole.arrays import Array, Floats, floats, namespace
 from keyhole.errors import BudgetExhausted, ComputeError, KeyholeError, NumericalError, OracleError, UsageError
 from keyhole.families import Family
 from keyhole.methods.arithmetic import check_arithmetic
@@ -282,7 +282,8 @@ def ending(error: Exception) -> Outcome:
 
 def _check_finite(estimate: Estimate) -> None:
     """NumericalError where parameters are not finite; radii may be."""
-    odd = [name for name, array in estimate.params.arrays().items() if not np.all(np.isfinite(floats(array)))]
+    named = estimate.params.arrays().items()
+    odd = [name for name, array in named if not bool(namespace(array).all(namespace(array).isfinite(array)))]
     if odd:
         raise NumericalError(f"the arithmetic failed ({', '.join(odd)} came out as nan or inf)")
 

@@ -124,9 +124,11 @@ def adapt(
                 request = steps.throw(error)
                 continue
             if isinstance(request, Plan):
-                request = steps.send(receive(request, reply))
+                reply = receive(request, reply)
             else:
-                request = steps.send([receive(plan, each) for plan, each in zip(request, reply, strict=True)])
+                reply = [receive(plan, each) for plan, each in zip(request, reply, strict=True)]
+            request = ()  # what made tokens is not held while the inner generator works
+            request = steps.send(reply)
     except StopIteration as stop:
         result: Found = stop.value
         return result

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.arrays import ROUNDING_DEVIATIONS, Array, Booleans, Floats, floats, namespace, to_numpy
+from keyhole.arrays import (
+    BLOCK_NUMBERS,
+    ROUNDING_DEVIATIONS,
+    Array,
+    Booleans,
+    Floats,
+    floats,
+    host_normals,
+    like,
+    namespace,
+    row_blocks,
+    to_numpy,
+)
 from keyhole.families import F, Family
 from keyhole.methods.base import Estimate
 from keyhole.numerics.domain import (
@@ -145,6 +158,7 @@ class _Source:
         self.params, self.signature, self.rng = estimate.params, signature, rng
         self.norm_by = without_noise(estimate)  # norms are chosen by what is surely there
         self._turn = rng.uniform()
+        self.normal = host_normals(signature.space, rng)
         self.sure = signature.noise.kind in UNBIASED and not self.params.anatomy.behind
         self.longest = longest_predictable(estimate, signature, KNOWN_LOGIT if self.sure else SURELY_KNOWN_LOGIT)
         self.loudest = None if signature.noise.kind in UNBIASED else self.params.loudest()
@@ -212,11 +226,11 @@ class _Source:
         if signature.alphabet is not None:
             usual = norm == "logits" and structure in USUAL
             return Query(signature.alphabet.draw(structure, rng, length), norm, structure, usual)
-        tokens = draw_tokens(structure, rng, length, signature.width)
+        tokens = draw_tokens(structure, rng, length, signature.width, self.normal)
         if self.loudest is not None and structure in LOUD and norm not in KEPT and rng.integers(LOUD_EVERY):
             tokens += rng.choice([-1.0, 1.0], (length, 1)) * to_numpy(self.loudest)
         if (structure, norm) == EACH:
-            tokens = draw_tokens("ordinary", rng, length, signature.width)
+            tokens = draw_tokens("ordinary", rng, length, signature.width, self.normal)
             scale, factor = self._typical(by)
             tokens *= factor ** rng.uniform(-1.0, 1.0, (length, 1))
         else:
@@ -249,7 +263,7 @@ class _Source:
             return tokens
         head = heads[int(self.rng.integers(len(heads)))]
         bias = 0.0 if head.score_bias is None else floats(head.score_bias)
-        keys = floats(head.score) @ tokens[-1] + bias
+        keys = floats(head.score @ like(tokens[-1], head.score)) + bias
         size = float(np.linalg.norm(keys))
         keys = keys / size if size > 0 else 0 * keys
         others = tokens[:-1] - np.outer(tokens[:-1] @ keys, keys)
@@ -284,8 +298,18 @@ def without_noise(estimate: Estimate) -> Family:
     """The parameters with zero for every number that is within its radius of it."""
     radii = estimate.radius.arrays()
     named = estimate.params.arrays().items()
-    sure = {name: array * (abs(array) > radii[name]) if name in radii else array for name, array in named}
+    sure = {name: _beyond(array, radii[name]) if name in radii else array for name, array in named}
     return estimate.params.with_arrays(sure)
+
+
+def _beyond(array: Array, radius: Array) -> Array:
+    """The numbers beyond their radius of zero, and zero for the others; the array itself where there are none."""
+    if math.prod(array.shape) <= BLOCK_NUMBERS:
+        return array * (abs(array) > radius)
+    xp, blocks = namespace(array), row_blocks(array.shape[0], math.prod(array.shape[1:]))
+    if all(bool(xp.all(abs(array[some, ...]) > radius[some, ...])) for some in blocks):
+        return array
+    return xp.concat([array[some, ...] * (abs(array[some, ...]) > radius[some, ...]) for some in blocks])
 
 
 def prediction_radii(params: F, errors: F, tokens: Array, signature: Signature) -> Floats:  # as answers
@@ -408,11 +432,12 @@ def _change(estimate: Estimate, share: float, longest: float) -> Family:
         size = size or seen.get(name.rpartition(".")[2], 0.0)
         if name in energies:  # which have a unit of their own, by which small ones are nothing
             size = max(size, share)
-        change = xp.zeros_like(array) + size
-        if name in radii:
+        large = math.prod(array.shape) > BLOCK_NUMBERS  # then one number, seen as many
+        same = xp.asarray(size, dtype=array.dtype, device=array.device)
+        changes[name] = xp.broadcast_to(same, array.shape) if large else xp.zeros_like(array) + size
+        if name in radii and 0 not in array.shape and CHANGE_RADII * float(xp.max(radii[name])) > size:
             many = CHANGE_RADII * radii[name]
-            change = xp.where(xp.isfinite(many) & (many > change), many, change)
-        changes[name] = change
+            changes[name] = xp.where(xp.isfinite(many) & (many > size), many, changes[name])
     return estimate.params.with_arrays(changes)
 
 

@@ -13,6 +13,8 @@ from keyhole.errors import UsageError
 
 # A sampler of inputs that a user cares about: (rng, count) -> sequences (length, width), as a list or one array.
 Sampler = Callable[[np.random.Generator, int], Sequence[Array]]
+# What draws standard normal numbers of a shape.
+Normals = Callable[[tuple[int, ...]], Floats]
 
 # Lengths by class.
 LENGTH_CLASSES = (range(1, 2), range(2, 4), range(4, 9), range(9, 17), range(17, 33), range(33, 65))
@@ -84,9 +86,14 @@ def draw_structures(rng: np.random.Generator, count: int) -> list[str]:
     return [str(name) for name in rng.permutation(list(islice(cycle(STRUCTURE_ORDER), count)))]
 
 
-def draw_tokens(structure: str, rng: np.random.Generator, length: int, width: int) -> Floats:  # -> (length, width)
-    """One sequence of a structure; its longest tokens have a norm of about one."""
-    ordinary = rng.standard_normal((length, width)) / width**0.5
+def draw_tokens(
+    structure: str, rng: np.random.Generator, length: int, width: int, normal: Normals | None = None
+) -> Floats:  # -> (length, width)
+    """One sequence of a structure; its longest tokens have a norm of about one.
+
+    Normal numbers come of `rng`, or of `normal` where something else makes many faster.
+    """
+    ordinary = (normal or rng.standard_normal)((length, width)) / width**0.5
     return ordinary if structure == "ordinary" else STRUCTURES[structure](rng, ordinary)
 
 
@@ -95,7 +102,9 @@ def _mixed(rng: np.random.Generator, tokens: Floats) -> Floats:
 
 
 def _one_hot(rng: np.random.Generator, tokens: Floats) -> Floats:
-    return np.asarray(rng.uniform(0.5, 1.0) * np.eye(tokens.shape[1])[rng.integers(tokens.shape[1], size=len(tokens))])
+    size, made = rng.uniform(0.5, 1.0), np.zeros_like(tokens)
+    made[np.arange(len(tokens)), rng.integers(tokens.shape[1], size=len(tokens))] = size
+    return made
 
 
 def _repeated(rng: np.random.Generator, tokens: Floats) -> Floats:

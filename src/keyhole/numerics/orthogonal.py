@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats, Space
+from keyhole.arrays import Array, Floats, Space, floats, row_blocks
 
 # Up to this width an orthogonalisation, of d³ steps, costs nothing beside the queries.
 NARROW = 128
@@ -26,7 +26,11 @@ def random_orthogonal(space: Space, rng: np.random.Generator, width: int) -> Arr
         return space.asarray(_orthonormal(rng, width, width))
     plane, turn = _orthonormal(rng, width, TURNED), _orthonormal(rng, TURNED, TURNED)
     cosines = _signed_cosines(space, rng, width)
-    return cosines + (cosines @ space.asarray(plane)) @ space.asarray((turn - np.eye(TURNED)) @ plane.T)
+    plane, turned = space.asarray(plane), space.asarray((turn - np.eye(TURNED)) @ plane.T)
+    for some in row_blocks(width, width):
+        part = cosines[some, :]
+        cosines[some, :] = part + (part @ plane) @ turned
+    return cosines
 
 
 def _orthonormal(rng: np.random.Generator, width: int, count: int) -> Floats:  # (width, count)
@@ -37,6 +41,13 @@ def _orthonormal(rng: np.random.Generator, width: int, count: int) -> Floats:  #
     return np.asarray(columns - columns @ (columns.T @ columns - np.eye(count)) / 2)
 
 
+def orthonormal(space: Space, rows: Floats) -> Floats:  # (n, width), n ≤ width -> the same
+    """The rows made orthonormal one after the other, worked out in a space."""
+    if isinstance(rows, np.ndarray) and space.on_cpu:
+        return np.asarray(np.linalg.qr(rows.T)[0].T)
+    return floats(space.xp.linalg.qr(space.asarray(rows).T)[0].T)
+
+
 def _signed_cosines(space: Space, rng: np.random.Generator, width: int) -> Array:  # (width, width)
     """The cosine transform with random signs, in random order."""
     xp = space.xp
@@ -44,10 +55,15 @@ def _signed_cosines(space: Space, rng: np.random.Generator, width: int) -> Array
     # Signs of columns spread any vector; signs of rows keep an error that all rows share from adding up.
     signs, row_signs = (space.asarray(rng.choice([-1.0, 1.0], width)) for _ in range(2))
     # Whole turns are taken off in integers, so that the angles are exact.
-    turns = (order[:, None] * (2 * space.indices(np.arange(width)) + 1)[None, :]) % (4 * width)
-    waves = xp.cos(space.asarray(turns) * (np.pi / (2 * width))) * signs[None, :]
+    odd = 2 * space.indices(np.arange(width)) + 1
     lengths = xp.where(order == 0, space.full((width,), width**-0.5), space.full((width,), (2 / width) ** 0.5))
-    return waves * (lengths * row_signs)[:, None]
+    lengths = lengths * row_signs
+    made = xp.empty((width, width), dtype=space.dtype, device=space.device)
+    for some in row_blocks(width, width):
+        turns = (order[some, None] * odd[None, :]) % (4 * width)
+        waves = xp.cos(space.asarray(turns) * (np.pi / (2 * width))) * signs[None, :]
+        made[some, :] = waves * lengths[some, None]
+    return made
 
 
 def equal_overlap(  # (n, width), (width,) -> (n, width)
@@ -70,7 +86,10 @@ def equal_overlap(  # (n, width), (width,) -> (n, width)
     # Rounding turns a mirror of length m by eps·even/m: a shorter one would make overlaps less even than they are.
     if size <= space.eps * even**2 * count:
         return rows
-    return rows - (2 / size) * mirror[:, None] * (mirror @ rows)[None, :]
+    turned, shared = xp.empty_like(rows), (mirror @ rows)[None, :]
+    for some in row_blocks(*rows.shape):
+        turned[some, :] = rows[some, :] - (2 / size) * mirror[some, None] * shared
+    return turned
 
 
 def split_along(space: Space, rows: Array, vector: Array) -> tuple[Array, Array]:  # (n, n), (n,) -> (n − 1, n), (n,)

@@ -8,8 +8,8 @@ from typing import Any, final
 
 import array_api_compat
 
-from keyhole.arrays import Array, is_real
-from keyhole.errors import KeyholeError, NonFiniteAnswer, OracleRaised, UsageError, WrongShape
+from keyhole.arrays import Array, is_out_of_memory, is_real
+from keyhole.errors import KeyholeError, NonFiniteAnswer, OracleRaised, OutOfMemory, UsageError, WrongShape
 from keyhole.optional import on_demand
 from keyhole.queries import Signature
 
@@ -71,16 +71,34 @@ class Oracle(ABC):
     @final
     def __call__(self, tokens: Array) -> Array:
         """Answer a batch, or raise an error that says what is wrong with the query or the answer."""
+        answers = self.ask(tokens)
+        self.check_finite(answers)
+        return answers
+
+    @final
+    def ask(self, tokens: Array) -> Array:
+        """Answer a batch that may hold nan or inf: for several batches `check_finite` looks at all numbers at once."""
         self._check_question(tokens)
         try:
             answers = self.answer(tokens)
         except KeyholeError:
             raise
         except Exception as error:
-            raise OracleRaised(
+            kind = OutOfMemory if is_out_of_memory(error) else OracleRaised
+            raise kind(
                 f"the oracle {self.name!r} raised {type(error).__name__}: {error} (asked {tuple(tokens.shape)} tokens)"
             ) from error
         return self._check_answers(answers, tokens)
+
+    @final
+    def check_finite(self, answers: Array) -> None:
+        """Raise NonFiniteAnswer unless all these answers are finite. It waits for the device that they are on."""
+        xp = self.signature.space.xp
+        if not bool(xp.all(xp.isfinite(answers))):
+            raise NonFiniteAnswer(
+                f"the oracle {self.name!r} answered nan or inf to a question of finite tokens: "
+                "set max_norm if it overflows at long tokens, or mend the box"
+            )
 
     def _check_question(self, tokens: Array) -> None:
         signature, xp = self.signature, self.signature.space.xp
@@ -116,14 +134,7 @@ class Oracle(ABC):
         if not is_real(answers):
             raise WrongShape(f"the oracle {self.name!r} answered {answers.dtype}, expected real numbers")
         answers = space.asarray(answers)
-        if self.signature.answers == "labels":
-            answers = self._check_labels(answers, leading)
-        if not bool(space.xp.all(space.xp.isfinite(answers))):
-            raise NonFiniteAnswer(
-                f"the oracle {self.name!r} answered nan or inf to a question of finite tokens: "
-                "set max_norm if it overflows at long tokens, or mend the box"
-            )
-        return answers
+        return self._check_labels(answers, leading) if self.signature.answers == "labels" else answers
 
     def _check_labels(self, answers: Array, leading: tuple[int, ...]) -> Array:
         xp = self.signature.space.xp

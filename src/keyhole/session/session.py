@@ -11,14 +11,13 @@ from dataclasses import replace
 from inspect import GEN_CLOSED, getgeneratorstate
 from math import prod
 from sys import getrefcount
-from time import perf_counter
 from typing import Any
 
 import array_api_compat
 import numpy as np
 
-from keyhole.arrays import Array, copy_of, to_numpy
-from keyhole.errors import BudgetExhausted, KeyholeError, OracleError, TimeExhausted, WrongShape
+from keyhole.arrays import Array, Stopwatch, copy_of, is_out_of_memory, to_numpy
+from keyhole.errors import BudgetExhausted, KeyholeError, OracleError, OutOfMemory, TimeExhausted, WrongShape
 from keyhole.journal import Journal
 from keyhole.methods import Steps
 from keyhole.methods.arithmetic import ComputeLimit, check_arithmetic, check_seconds, default_limit
@@ -29,9 +28,10 @@ from keyhole.queries import Measurements, Plan
 from keyhole.session.gathering import Gathering, Slice
 from keyhole.session.lanes import Lanes
 
-# Tokens per batch where the oracle sets no limit: small enough for a CPU's cache, large enough for a GPU.
+# Tokens per batch where the oracle sets no limit: small enough for a CPU's cache, large enough for a GPU, and a part of
+# its free memory that leaves room for what an oracle makes of them.
 CPU_BATCH_BYTES = 2**21
-GPU_BATCH_BYTES = 2**29
+GPU_BATCH_BYTES, GPU_BATCH_SHARE = 2**29, 32
 # What getrefcount says of memory that only the session holds: the attribute and the argument of the call.
 UNSHARED = 2
 
@@ -59,7 +59,10 @@ class Session:
         self.new_queries = 0
         self.lanes = lanes
         self._attempt = 0  # which of several the last plan was for
-        self.oracle_seconds = 0.0
+        self._in_oracle = Stopwatch(self.signature.space)
+        # Answers are looked at once per plan where every look waits for a device, unless a journal keeps each batch.
+        self._checks_late = self.signature.space.runs_ahead and journal is None
+        self._batch_bytes = self._affordable_bytes()
         self._memory: Array | None = None
         self._outputs: tuple[int, ...] | None = None  # shape of one answer, once one has come
         self._max_seconds = check_seconds(max_seconds)
@@ -71,6 +74,11 @@ class Session:
         return sum(self.stages.values())
 
     @property
+    def oracle_seconds(self) -> float:
+        """Seconds that the oracle took to answer."""
+        return self._in_oracle.read()
+
+    @property
     def left(self) -> float:
         """Queries the budget still allows."""
         return np.inf if self.budget is None else self.budget - self.queries
@@ -79,6 +87,7 @@ class Session:
         """Drive a method to its end. What goes wrong is raised inside it, so that it can say what it had found."""
         steps = check_arithmetic(steps)
         reply: Any = None
+        request: Plan | Sequence[Plan]
         error: KeyholeError | None = None
         try:
             while True:
@@ -89,6 +98,7 @@ class Session:
                     plans = [request] if isinstance(request, Plan) else request
                     replies = self.measure_all(plans)
                     reply = replies[0] if isinstance(request, Plan) else replies
+                    request, plans, replies = (), [], []  # what made tokens is not held while the method works
                 except (BudgetExhausted, OracleError, TimeExhausted) as ended:
                     if getgeneratorstate(steps) == GEN_CLOSED:  # what the method itself ends with
                         raise
@@ -158,15 +168,14 @@ class Session:
                 if left > 0:
                     cut.append(replace(piece, stop=min(piece.stop, piece.start + left)))
                     left -= cut[-1].stop - cut[-1].start
-        began = perf_counter()
-        for number, came in self._in_lanes(gathered, cut, lanes):
-            piece, plan = cut[number], gathered[cut[number].plan].plan
-            answers = copy_of(self._same_shape(came, plan))
-            if self.journal:
-                self.journal.add(plan.digest, piece.repeat, piece.start, to_numpy(answers))
-            self._count(plan, piece.stop - piece.start, new=True)
-            gathered[piece.plan].place(piece.repeat, piece.start, answers, self.signature)
-        self.oracle_seconds += perf_counter() - began
+        with self._in_oracle:
+            for number, came in self._in_lanes(gathered, cut, lanes):
+                piece, plan = cut[number], gathered[cut[number].plan].plan
+                answers = copy_of(self._same_shape(came, plan))
+                if self.journal:
+                    self.journal.add(plan.digest, piece.repeat, piece.start, to_numpy(answers))
+                self._count(plan, piece.stop - piece.start, new=True)
+                gathered[piece.plan].place(piece.repeat, piece.start, answers, self.signature)
         asked = sum(each.stop - each.start for each in cut)
         for each in missing:
             asked -= each.stop - each.start
@@ -221,7 +230,11 @@ class Session:
                 done += len(answers)
         if not pieces:
             return self._no_answers(plan)
-        return pieces[0] if len(pieces) == 1 else self.signature.space.xp.concat(pieces)
+        values = pieces[0] if len(pieces) == 1 else self.signature.space.xp.concat(pieces)
+        if self._checks_late:
+            self.oracle.check_finite(values)
+            self._in_oracle.read()  # while there is nothing to wait for
+        return values
 
     def _from_journal(self, plan: Plan, answers: np.ndarray) -> Array:
         self._afford(plan, len(answers))
@@ -235,21 +248,51 @@ class Session:
 
     def _ask(self, plan: Plan, repeat: int, start: int, stop: int) -> Array:
         """Ask the next batch of a slice; what was answered is kept before anything else happens."""
-        signature = self.signature
-        stop = min(stop, start + self._batch(plan), start + self._afford(plan, 1))
-        tokens = plan.tokens(start, stop, signature.space, signature.width, self._room(plan, stop - start))
-        began = perf_counter()
-        try:
-            # Copied: it may be memory that the next call writes to.
-            answers = copy_of(self._same_shape(self.oracle(tokens), plan))
-        except OracleError as error:
-            self._keep_partial(error, plan, repeat, start)
-            raise
+        while True:
+            most = min(stop, start + self._batch(plan), start + self._afford(plan, 1))
+            try:
+                answers = self._ask_batch(plan, start, most)
+                break
+            except OracleError as error:
+                self._keep_partial(error, plan, repeat, start)
+                if not isinstance(error, OutOfMemory) or error.arrived or most == start + 1:
+                    raise
+            self._halve(plan, most - start)  # past the handler, whose error holds what filled the memory
         if self.journal:
             self.journal.add(plan.digest, repeat, start, to_numpy(answers))
-        self.oracle_seconds += perf_counter() - began
-        self._count(plan, stop - start, new=True)
+        self._count(plan, most - start, new=True)
         return answers
+
+    def _ask_batch(self, plan: Plan, start: int, stop: int) -> Array:
+        """The answers to some queries of a plan, in memory of their own."""
+        signature = self.signature
+        try:
+            tokens = plan.tokens(start, stop, signature.space, signature.width, self._room(plan, stop - start))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            count = stop - start
+            raise OutOfMemory(f"the tokens of a batch of {count} queries do not fit into memory: {error}") from error
+        with self._in_oracle:
+            answers = self.oracle.ask(tokens) if self._checks_late else self.oracle(tokens)
+            # Copied: it may be memory that the next call writes to.
+            return copy_of(self._same_shape(answers, plan))
+
+    def _halve(self, plan: Plan, count: int) -> None:
+        """Ask batches of half as many queries from now on: so many did not fit into memory."""
+        self._memory = None
+        self._batch_bytes = count // 2 * self._bytes_each(plan)
+
+    def _affordable_bytes(self) -> int:
+        """Bytes of tokens in a batch, from the memory that is free."""
+        space = self.signature.space
+        free = space.free_bytes()
+        room = CPU_BATCH_BYTES if space.on_cpu else GPU_BATCH_BYTES
+        return room if free is None else min(room, free // GPU_BATCH_SHARE)
+
+    def _bytes_each(self, plan: Plan) -> int:
+        """Bytes of the tokens of one query."""
+        return self.signature.space.itemsize * len(plan.positions) * self.signature.width
 
     def _keep_partial(self, error: OracleError, plan: Plan, repeat: int, start: int) -> None:
         """Keep what was answered of a batch before the rest of it failed, if it is this oracle that says so."""
@@ -273,9 +316,7 @@ class Session:
         return self._memory[:size]
 
     def _batch(self, plan: Plan) -> int:
-        space = self.signature.space
-        room = CPU_BATCH_BYTES if space.on_cpu else GPU_BATCH_BYTES
-        fitting = max(1, room // (space.itemsize * len(plan.positions) * self.signature.width))
+        fitting = max(1, self._batch_bytes // self._bytes_each(plan))
         return min(fitting, self.signature.batch_limit or fitting)
 
     def _afford(self, plan: Plan, wanted: int) -> int:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from keyhole.arrays import to_numpy
+from keyhole.arrays import Space, to_numpy
 from keyhole.methods.forms.cross_basis import CrossBasis, solve_shifted
 from support import targets as t
 from support.spaces import EXAMPLES, SEEDS, close, everywhere, space_of
@@ -79,3 +79,28 @@ def test_shifted_solve_against_dense_solve(library: str, seed: int, rank: int, c
     assert np.all((damping > 0) & (damping <= 1))
     determinants = [np.linalg.det(system) / np.linalg.det(matrix) for system in systems]
     close(solution.damping, np.minimum(np.abs(determinants), 1.0), space, 1e4)  # the matrix determinant lemma
+
+
+@EXAMPLES
+@given(seed=SEEDS, size=st.integers(5, 24), dependent=st.booleans())
+def test_columns_added_at_once_are_those_added_one_by_one(seed: int, size: int, dependent: bool) -> None:
+    """Where a device would be waited for at every column, one decomposition finds the same pivots and factors."""
+    torch, rng = pytest.importorskip("torch"), np.random.default_rng(seed)
+    matrix = rng.standard_normal((size, size))
+    if dependent:
+        matrix[:, -1] = matrix[:, 2]
+    bases = []
+    for on_cpu in (True, False):
+        space = Space.of(torch.ones(1, dtype=torch.float64))
+        vars(space)["on_cpu"] = on_cpu
+        bases.append(CrossBasis(space, size))
+        radii = space.full((size,), 1e-9)
+        part = size // 3
+        added = [
+            bases[-1].add(space.asarray(matrix[:, cut]), radii[cut]) for cut in (slice(0, part), slice(part, size))
+        ]
+        assert sum(added) == size - dependent
+    one, other = bases
+    assert one.pivots == other.pivots
+    for name in ("factors", "inverse", "heights"):
+        assert np.allclose(to_numpy(getattr(one, name)), to_numpy(getattr(other, name)), rtol=1e-6, atol=1e-6)

@@ -42,7 +42,7 @@ class Attention:
     @property
     def parts(self) -> dict[str, Part]:
         """The parts by kind."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {kind: getattr(self, kind) for kind in KINDS}
 
     def arrays(self) -> dict[str, Array]:
         """The constants of all parts, by names such as link.cap."""
@@ -79,7 +79,7 @@ class Attention:
     @property
     def is_softmax(self) -> bool:
         """Whether all parts are those of a softmax."""
-        return self == SOFTMAX
+        return self is SOFTMAX or self == SOFTMAX
 
     @property
     def ignores_shifts(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, Self
 
 from keyhole.arrays import Array, namespace
@@ -31,6 +32,13 @@ class Bilinear:
     score: Array  # (width, width)
     bias: Array | None = None  # (width,)
 
+    @cached_property
+    def _norms(self) -> tuple[float, float]:
+        """Of score and bias."""
+        xp = namespace(self.score)
+        bias = 0.0 if self.bias is None else float(xp.linalg.vector_norm(self.bias))
+        return float(xp.linalg.vector_norm(self.score)), bias
+
     def keys(self, queries: Array) -> Array:  # (..., width) -> (..., width)
         """score·g + bias: what a token is multiplied by."""
         keys = queries @ self.score.T
@@ -56,9 +64,8 @@ class Bilinear:
 
     def token_norm(self, logit_size: float) -> float:
         """The norm at which random tokens have logits of about `logit_size`; inf when none has any."""
-        xp, width = namespace(self.score), self.score.shape[0]
-        quadratic = float(xp.linalg.vector_norm(self.score)) / width
-        linear = 0.0 if self.bias is None else float(xp.linalg.vector_norm(self.bias)) / width**0.5
+        width = self.score.shape[0]
+        quadratic, linear = self._norms[0] / width, self._norms[1] / width**0.5
         # quadratic·t² + linear·t = logit_size, in the form that does not cancel
         root = (linear**2 + 4 * quadratic * logit_size) ** 0.5
         return 2 * logit_size / (linear + root) if linear + root > 0 else float("inf")

@@ -13,6 +13,8 @@ from keyhole.families.base import Family
 from keyhole.families.parts.attention import KINDS, Attention
 from keyhole.families.parts.bilinear import ScoreForm
 
+# Arrays of a head that logits do not depend on.
+NOT_OF_LOGITS = ("value", "output_bias")
 # Typical logits over the largest of a sequence.
 WITHIN_REACH = 0.25
 
@@ -136,7 +138,6 @@ class Head(Family):
         values = (tokens @ head.value_columns)[:, None, :, :]
         answers = xp.sum(weights[..., None] * values, axis=2)  # (batch, 1, outputs or 1)
         arrays = wide.arrays()
-        zeros = {name: 0 * array for name, array in arrays.items() if name not in ("value", "output_bias")}
         for name in self.arrays():
             if name == "value":
                 effect = xp.abs(weights) @ xp.sqrt((tokens**2) @ (wide.value_columns**2))
@@ -149,7 +150,8 @@ class Head(Family):
                 if name in constants:
                     radii = attention.constant_radii({name: constants[name]}, logits)
                 else:
-                    alone = wide.with_arrays({**arrays, **zeros, name: arrays[name]})
+                    others = {each: array for each, array in arrays.items() if each not in (name, *NOT_OF_LOGITS)}
+                    alone = wide.with_arrays({**arrays, **{each: 0 * array for each, array in others.items()}})
                     radii = attention.energy_radii(logits, head.form.radius(alone.form, tokens, queries, 0.0))
                 effect = attention.answer_radii(logits, weights, values, answers, radii)
             label = name.replace("_", " ").replace(".", " ")

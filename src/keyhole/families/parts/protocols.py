@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from functools import cache
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -70,6 +71,8 @@ class Part(Protocol):
         )
 
     def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
         if type(self) is not type(other):
             return False
         names = [each.name for each in fields(self)]  # type: ignore[arg-type]
@@ -83,8 +86,13 @@ def _is_same(one: Any, other: Any) -> bool:
     return np.array_equal(to_numpy(one), to_numpy(other)) if hasattr(one, "ndim") else bool(one == other)
 
 
-def _constants(part: Part) -> list[str]:
-    return [each.name for each in fields(part) if each.type in ("Array", Array)]  # type: ignore[arg-type]
+def _constants(part: Part) -> tuple[str, ...]:
+    return _constants_of(type(part))
+
+
+@cache
+def _constants_of(kind: type) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(kind) if each.type in ("Array", Array))
 
 
 class Link(Part, Protocol):

@@ -8,10 +8,11 @@ from typing import final
 
 import numpy as np
 
-from keyhole.arrays import Array, ArrayTable, Space, namespace
+from keyhole.arrays import Array, ArrayTable, Space, namespace, row_blocks
 from keyhole.methods.forms.cross_basis import CrossBasis, ShiftedSolution, solve_shifted
 from keyhole.methods.forms.reader import FormReader
 from keyhole.numerics.orthogonal import UNEVEN, equal_overlap, random_orthogonal, split_along
+from keyhole.numerics.svd import least_singular_value_exceeds, left_vectors, pseudo_inverse_of
 from keyhole.queries import Sketch, TokenRows
 
 # With less than this part of the value across the score bias, rows orthogonal to the bias show too little of it.
@@ -39,6 +40,7 @@ class Score:
     radius: Array  # (width, width) entrywise
     rank: int
     hidden_bias: float = 0.0  # how large a score bias may be that was not detected
+    factors: tuple[Array, Array] | None = None  # (width, k), (k, width): the matrix is their product, where k is less
 
 
 @dataclass
@@ -82,6 +84,12 @@ class FormTable(ArrayTable):
         """Some directions."""
         return FormTable(*(array[:, part] for array in vars(self).values()))
 
+    @classmethod
+    def beside(cls, *parts: FormTable) -> FormTable:
+        """The directions of all parts, at the same rows."""
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return parts[0] if len(parts) == 1 else cls(*(namespace(each[0]).concat(each, axis=1) for each in columns))
+
 
 @dataclass(frozen=True)
 class PartialColumns:
@@ -124,6 +132,7 @@ class ScoreColumns:
         self._residuals: list[float] = []  # of directions that were consistent: what was left of them ...
         self._resolved: list[float] = []  # ... and what could have been told from zero
         self.partial: list[PartialColumns] = []
+        self._spanned: tuple[int, Array, Array] | None = None  # what `_span` found for so many columns
         self.faint = 0  # how many of the first columns are known, but no basis for others
 
     @property
@@ -151,7 +160,7 @@ class ScoreColumns:
             self.faint = 1
         elif new:
             largest = self.space.xp.max(radius, axis=0) + self._negligible
-            self.cross.add(columns, [float(each) for each in largest])
+            self.cross.add(columns, largest)
 
     def coarse(self, radius: float, size: float) -> tuple[Array, Array]:
         """Rows and directions (n,) of forms below `size` whose radii are above `radius` and those of most."""
@@ -200,7 +209,8 @@ class ScoreColumns:
         residual, radius, _ = self._residual(table, checks, directions)
         if len(checks) < len(directions):
             return False
-        return bool(xp.min(xp.linalg.svdvals(residual)) > xp.max(radius) * len(directions) ** 0.5)
+        least = float(xp.max(radius)) * len(directions) ** 0.5
+        return least_singular_value_exceeds(residual, least)
 
     def span_rows(self) -> Array:  # (rank, width)
         """Unit rows that determine a vector of the column space, as combinations of the left rows.
@@ -224,7 +234,7 @@ class ScoreColumns:
     def amplification(self, part: PartialColumns) -> Array:  # (directions,)
         """How many times the errors of the complete columns a column carries that is made of them."""
         basis, sizes = self._span()
-        inverse = self.space.xp.linalg.pinv(part.rows @ basis)
+        inverse = pseudo_inverse_of(part.rows @ basis)
         solution = self._solve(inverse, basis, part.directions, part.table)
         return self.space.xp.linalg.vector_norm(solution.coefficients / sizes[:, None], axis=0)
 
@@ -232,35 +242,56 @@ class ScoreColumns:
         """The score matrix, partly known columns being of the span of the complete ones."""
         xp = self.space.xp
         numbers, complete, radius = self._complete()
-        directions = xp.take(self.right.vectors, numbers, axis=0)
-        matrix = self.inverse @ (complete @ directions)
-        # Errors of different forms are independent, so the rotations add them in quadrature ...
-        squares = self.inverse**2
-        variance = squares @ (radius**2 @ directions**2)
-        common: Array = 0.0
-        if self.partial:
-            basis, sizes = self._span()
-            uses = 0.0
-            for part in self.partial:
-                directions = xp.take(self.right.vectors, self.space.indices(part.directions), axis=0)
-                inverse = xp.linalg.pinv(part.rows @ basis)
-                solution = self._solve(inverse, basis, part.directions, part.table)
-                matrix = matrix + (self.inverse @ basis) @ (solution.coefficients @ directions)
-                own = (part.table.radius / solution.damping) ** 2 @ directions**2
-                hidden = self.tail**2 * xp.sum(directions**2, axis=0)
-                variance = variance + xp.sum(squares, axis=1)[:, None] * hidden[None, :]
-                variance = variance + (squares @ (basis @ inverse) ** 2) @ own
-                uses = uses + (solution.coefficients / sizes[:, None]) @ directions
-            # ... while those of the complete columns return in all that were made of them.
-            carried = xp.sqrt(squares @ (xp.max(radius, axis=1) + self.tail) ** 2)
-            common = carried[:, None] * xp.linalg.vector_norm(uses, axis=0)[None, :]
-        # An error that all forms share adds up where the sums of the rows and of the directions point.
-        ends = xp.abs(xp.sum(self.inverse, axis=1))[:, None] * xp.abs(xp.sum(self.right.vectors, axis=0))[None, :]
-        total = xp.sqrt(variance) + common + self.reader.common_radius * ends
+        spanned = self._span() if self.partial else None
         rank = len(self.cross.pivots)
         if self.faint:
-            rank += self.cross.add(complete[:, :1], [float(xp.max(radius[:, 0])) + self._negligible])
-        return Score(matrix, total + _rotation_error(self.space, matrix), rank, hidden_bias)
+            rank += self.cross.add(complete[:, :1], xp.max(radius[:, :1], axis=0) + self._negligible)
+        self.draft.columns, self.radii = [(numbers, complete)], [radius]  # as one, the pieces being gone
+        directions = xp.take(self.right.vectors, numbers, axis=0)
+        # Pairs whose products add up: to the matrix, and to variances. Errors of different forms are independent, so
+        # the rotations add them in quadrature ...
+        matrix = [(self._turned(complete), directions)]
+        variance = [(self._turned(radius**2, squared=True), directions**2)]
+        # An error that all forms share adds up where the sums of the rows and of the directions point.
+        ends = xp.abs(xp.sum(self.inverse, axis=1)), xp.abs(xp.sum(self.right.vectors, axis=0))
+        common = [(ends[0][:, None], self.reader.common_radius * ends[1][None, :])]
+        if spanned is not None:
+            (basis, sizes), uses, made = spanned, 0.0, 0.0
+            unseen = self.space.zeros(int(self.right.vectors.shape[1]))
+            for part in self.partial:
+                directions = xp.take(self.right.vectors, self.space.indices(part.directions), axis=0)
+                inverse = pseudo_inverse_of(part.rows @ basis)
+                solution = self._solve(inverse, basis, part.directions, part.table)
+                made = made + solution.coefficients @ directions
+                unseen = unseen + self.tail**2 * xp.sum(directions**2, axis=0)
+                own = (part.table.radius / solution.damping) ** 2 @ directions**2
+                variance.append((self._turned((basis @ inverse) ** 2, squared=True), own))
+                uses = uses + (solution.coefficients / sizes[:, None]) @ directions
+            matrix.append((self._turned(basis), made))
+            ones = xp.ones_like(self.inverse[0, :])[:, None]
+            variance.append((self._turned(ones, squared=True), unseen[None, :]))
+            # ... while those of the complete columns return in all that were made of them.
+            carried = self._turned(((xp.max(radius, axis=1) + self.tail) ** 2)[:, None], squared=True) ** 0.5
+            common.append((carried, xp.linalg.vector_norm(uses, axis=0)[None, :]))
+        self._release()
+        del directions, complete, radius
+        return _score_of_factors(self.space, matrix, variance, common, rank, hidden_bias)
+
+    def _turned(self, columns: Array, *, squared: bool = False) -> Array:  # (rows, n) -> (width, n)
+        """The product with the inverse, or with the squares of its entries."""
+        if not squared:
+            return self.inverse @ columns
+        blocks = row_blocks(*self.inverse.shape)
+        parts = [self.inverse[some, :] ** 2 @ columns for some in blocks]
+        return parts[0] if len(parts) == 1 else self.space.xp.concat(parts)
+
+    def _release(self) -> None:
+        """Let go of the bases, which may be as large as the score each, and of what was worked out in them."""
+        self.draft.inverse = self.draft.right = self.reader.so_far = None
+        self.draft.columns, self.radii, self.partial = [], [], []
+        nothing = self.space.zeros(0, 0)
+        self.inverse, self.left, self.right = nothing, TokenRows(nothing), TokenRows(nothing)
+        self.cross = CrossBasis(self.space, 1)
 
     @property
     def _negligible(self) -> float:
@@ -289,7 +320,7 @@ class ScoreColumns:
     def _residual(self, table: FormTable, checks: list[int], directions: list[int]) -> tuple[Array, Array, Array]:
         """What the pivots do not predict at the check rows, its radius, both (checks, n), and the damping."""
         xp, cross, rank = self.space.xp, self.cross, len(self.cross.pivots)
-        pivots = table.take(self.space.indices(range(rank)))
+        pivots = table.take(slice(0, rank))
         solution = self._solve(cross.inverse, cross.factors, directions, pivots)
         factors = xp.take(cross.factors, self.space.indices(checks), axis=0)
         predicted = factors @ solution.coefficients - table.ratio[rank:, :] * solution.form
@@ -306,8 +337,36 @@ class ScoreColumns:
         """Orthonormal basis (width, rank) of the complete columns and their singular values, cut at the rank."""
         xp, rank = self.space.xp, len(self.cross.pivots)
         columns = xp.concat([columns for _, columns in self.draft.columns[self.faint :]], axis=1)
-        basis, sizes, _ = xp.linalg.svd(columns, full_matrices=False)
+        if self._spanned is None or self._spanned[0] != columns.shape[1]:
+            self._spanned = columns.shape[1], *left_vectors(columns)
+        _, basis, sizes = self._spanned
         return basis[:, :rank], sizes[:rank]
+
+
+Pairs = list[tuple[Array, Array]]  # of matrices whose products add up
+
+
+def _sum_of_products(pairs: Pairs, rows: slice) -> Array:
+    """Some rows of a sum of products."""
+    total = pairs[0][0][rows, :] @ pairs[0][1]
+    for left, right in pairs[1:]:
+        total = total + left[rows, :] @ right
+    return total
+
+
+def _score_of_factors(
+    space: Space, matrix: Pairs, variance: Pairs, common: Pairs, rank: int, hidden_bias: float
+) -> Score:
+    """The score, its radius the root of variances and what errors have in common, worked out some rows at a time."""
+    xp, width, count = space.xp, int(matrix[0][1].shape[1]), int(matrix[0][0].shape[0])
+    score, radius = (xp.empty((count, width), dtype=space.dtype, device=space.device) for _ in range(2))
+    for some in row_blocks(count, width):
+        score[some, :] = _sum_of_products(matrix, some)
+        radius[some, :] = xp.sqrt(_sum_of_products(variance, some)) + _sum_of_products(common, some)
+    _add_rotation_error(space, score, radius)
+    ends = [xp.concat(each, axis=axis) for axis, each in ((1, [p[0] for p in matrix]), (0, [p[1] for p in matrix]))]
+    factors = (ends[0], ends[1]) if ends[0].shape[1] < min(count, width) else None
+    return Score(score, radius, rank, hidden_bias, factors)
 
 
 def score_of_columns(space: Space, inverse: Array, columns: Array, radius: Array, right: Array) -> Score:
@@ -315,17 +374,19 @@ def score_of_columns(space: Space, inverse: Array, columns: Array, radius: Array
     xp = space.xp
     matrix = inverse @ (columns @ right)
     # Errors of different forms are independent, so the rotations add them in quadrature.
-    total = xp.sqrt(inverse**2 @ (radius**2 @ right**2)) + _rotation_error(space, matrix)
+    total = xp.sqrt(inverse**2 @ (radius**2 @ right**2))
+    _add_rotation_error(space, matrix, total)
     seen = xp.linalg.svdvals(matrix) > float(xp.linalg.vector_norm(total))
     return Score(matrix, total, int(xp.sum(xp.astype(seen, xp.int64))))
 
 
-def _rotation_error(space: Space, matrix: Array) -> Array:
-    """What the two rotations and their own rounding add: some eps of the row and the column of an entry."""
+def _add_rotation_error(space: Space, matrix: Array, radius: Array) -> None:
+    """Add, in place, what two rotations and their own rounding do: some eps of the row and the column of an entry."""
     xp = space.xp
     rows, columns = xp.linalg.vector_norm(matrix, axis=1), xp.linalg.vector_norm(matrix, axis=0)
     average = float(xp.linalg.vector_norm(rows)) / matrix.shape[0] ** 0.5
-    return space.rounding * (rows[:, None] + columns[None, :] + average)
+    for some in row_blocks(*matrix.shape):
+        radius[some, :] += space.rounding * (rows[some, None] + columns[None, :] + average)
 
 
 def _bases(reader: FormReader, rng: np.random.Generator) -> tuple[Array, Array, Array]:
@@ -357,4 +418,5 @@ def _bases(reader: FormReader, rng: np.random.Generator) -> tuple[Array, Array, 
 def repel(directions: Array, inverse: Array) -> Array:
     """Directions with signs such that the solve divides by one plus, not minus, the ratio of the norms."""
     xp = namespace(directions)
-    return xp.where((directions @ xp.sum(inverse, axis=1) > 0)[:, None], -directions, directions)
+    one = xp.ones_like(directions[:, 0])
+    return directions * xp.where(directions @ xp.sum(inverse, axis=1) > 0, -one, one)[:, None]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import final
 
-from keyhole.arrays import Array, ArrayTable, Space, namespace
+from keyhole.arrays import Array, ArrayTable, Space, namespace, numbers
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.scale import FIRST_PROBE, NORM_RATIO, ScaleEstimate, ScaleSearch, floor_power
 from keyhole.methods.forms.value import Value
@@ -149,9 +149,10 @@ class FormReader(ABC):
         xp = self.signature.space.xp
         forms = yield from self.ask_at(stage, rows, columns, row_index, column_index, scale)
         while True:
-            (bad,) = xp.nonzero(forms.saturation > SATURATED)
-            if bad.shape[0] == 0:
+            saturated = forms.saturation > SATURATED
+            if not bool(xp.any(saturated)):
                 return forms
+            (bad,) = xp.nonzero(saturated)
             scale = scale * SHRINK
             if scale < self.signature.space.tiny**0.5:
                 raise Unrecoverable(
@@ -271,7 +272,7 @@ class PairValues:
         self.norm = float(xp.linalg.vector_norm(value.vector))
         # Error of the value of a token, over its norm.
         self.error = signature.space.rounding * self.norm + float(xp.linalg.vector_norm(value.radius))
-        self.bias_radius = float(value.bias_radius)
+        self.bias_radius, self.bias_size = (abs(each) for each in numbers(value.bias_radius, value.bias))
         self.longest = longest_token(signature.space, self.norm)
         if signature.max_norm is not None:
             self.longest = min(self.longest, LONGEST, signature.norm_limit)
@@ -279,7 +280,7 @@ class PairValues:
     def noise(self, answer_radius: float) -> float:
         """Error of an answer whatever the tokens: its own noise and that of the output bias."""
         eps, width = self.signature.space.eps, self.signature.width
-        own = max(answer_radius, self.signature.noise.spread) + 2 * eps * abs(float(self.value.bias))
+        own = max(answer_radius, self.signature.noise.spread) + 2 * eps * self.bias_size
         # An error of the output bias is the same in all answers: it does not average out over the √d of a basis.
         return float(own + self.bias_radius * width**0.5)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from keyhole.arrays import Array, namespace
+from keyhole.arrays import Array, namespace, numbers
 from keyhole.methods.base import Unrecoverable
 from keyhole.recovery import Outcome
 
@@ -90,8 +90,11 @@ class ScaleEstimate:
         self.first, self.latest = self.first or scale, scale
         self._batches += 1
         count = self.count + values.shape[0]
-        largest = float(namespace(values).max(abs(values))) or 1.0  # whose square may be out of range
-        added = largest * math.sqrt(float(namespace(values).sum((values / largest) ** 2)) / count)
+        xp = namespace(values)
+        most = xp.max(abs(values))
+        unit = xp.where(most > 0, most, xp.ones_like(most))  # squares of values themselves may be out of range
+        largest, squares = numbers(unit, xp.sum((values / unit) ** 2))
+        added = largest * math.sqrt(squares / count)
         self.size = math.hypot(self.size * math.sqrt(self.count / count), added)
         self.count = count
 

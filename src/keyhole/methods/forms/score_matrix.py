@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
 
-from keyhole.arrays import Array, Integers
+from keyhole.arrays import Array, Space
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.columns import Draft, FormTable, PartialColumns, Score, ScoreColumns
+from keyhole.methods.forms.cross_basis import CrossBasis
 from keyhole.methods.forms.reader import FormReader, Forms
 from keyhole.queries import TokenRows
 from keyhole.recovery import Outcome
@@ -20,6 +21,7 @@ CONSISTENT_DIRECTIONS = 4
 # fraction of the rank so far, which keeps the rounds few and wastes some rank²/16 queries, none at full rank.
 SINGLE_DIRECTIONS = 17
 BLOCK_FRACTION = 4
+LARGEST_BLOCK = 512  # which bounds the memory of a block beside that of the matrix
 # Columns that would carry more than this many times the errors of the complete columns are not worth the queries saved:
 # the column space is known along unlucky directions, and one more column mends it.
 LARGEST_AMPLIFICATION = 512.0
@@ -56,11 +58,25 @@ def ask_score(
 class _CrossApproximation:
     def __init__(self, reader: FormReader, rng: np.random.Generator, columns: ScoreColumns) -> None:
         self.reader, self.rng, self.columns = reader, rng, columns
-        self.space, self.width, self.cross = columns.space, columns.width, columns.cross
-        self.left, self.right = columns.left, columns.right
+        self.space, self.width = columns.space, columns.width
         self.unchecked = columns.special  # rows whose consistency says what that of others does not
         self.consistent = 0  # directions in a row that were consistent with the columns so far
         self.pending: list[tuple[int, FormTable, list[int]]] = []  # (direction, its forms, rows they are known at)
+
+    @property
+    def cross(self) -> CrossBasis:
+        """The basis of the columns."""
+        return self.columns.cross
+
+    @property
+    def left(self) -> TokenRows:
+        """The rows."""
+        return self.columns.left
+
+    @property
+    def right(self) -> TokenRows:
+        """The directions."""
+        return self.columns.right
 
     def run(self) -> Steps[Score | None]:
         special = self.columns.special
@@ -78,7 +94,7 @@ class _CrossApproximation:
         left = [direction for direction in range(self.right.vectors.shape[0]) if direction != first]
         while left and self.consistent < CONSISTENT_DIRECTIONS:
             rank = len(self.cross.pivots)
-            block = 1 if rank < SINGLE_DIRECTIONS else rank // BLOCK_FRACTION
+            block = 1 if rank < SINGLE_DIRECTIONS else min(rank // BLOCK_FRACTION, LARGEST_BLOCK)
             yield from self._ask_directions(left[:block])
             left = left[block:]
         yield from self._ask_unsure()
@@ -102,16 +118,14 @@ class _CrossApproximation:
         return Score(zero, zero + ZERO_RADII * self.width * radius, 0)
 
     def _ask_table(self, rows: list[int], directions: list[int], stage: str) -> Steps[FormTable]:
-        numbers, others = _pairs(rows, directions)
-        forms = yield from self.reader.ask_forms(
-            stage, self.left, self.right, self.space.indices(numbers), self.space.indices(others)
-        )
+        forms = yield from self.reader.ask_forms(stage, self.left, self.right, *_pairs(self.space, rows, directions))
         return _table(forms, len(rows))
 
     def _ask_directions(self, directions: list[int]) -> Steps[None]:
         """Ask for new directions at the pivots and at as many check rows, then for whatever else they need."""
         pivots = set(self.cross.pivots)
-        others = [row for row in range(self.width) if row not in pivots and row not in self.unchecked]
+        apart = pivots.union(self.unchecked)
+        others = [row for row in range(self.width) if row not in apart]
         checks = [row for row in self.unchecked if row not in pivots]
         checks = [*checks, *(int(row) for row in self.rng.permutation(others))][: len(directions)]
         rows = [*self.cross.pivots, *checks]
@@ -127,8 +141,8 @@ class _CrossApproximation:
         pivots = set(self.cross.pivots)
         checks = [row for row in rows if row not in pivots]
         place = {row: number for number, row in enumerate(rows + missing)}
-        rows = [*self.cross.pivots, *checks]
-        table = table.take(self.space.indices([place[row] for row in rows]))
+        before, rows = rows, [*self.cross.pivots, *checks]
+        table = table if rows == before else table.take(self.space.indices([place[row] for row in rows]))
         if not pivots or len(rows) == self.width:
             yield from self._ask_columns(directions, rows, table)
         elif checks and self.columns.is_consistent(table, checks, directions):
@@ -164,25 +178,31 @@ class _CrossApproximation:
     def _ask_by_rank(self, directions: list[int]) -> Steps[None]:
         """Whatever the directions without a complete column still need, given that the rank is known."""
         rank, partial = len(self.cross.pivots), self.columns.partial
-        for direction, known, rows in self.pending:
-            missing = [row for row in self.cross.pivots if row not in rows]
+        for alike, known, rows in self._pending_alike():
+            missing = [row for row in self.cross.pivots if row not in set(rows)]
             table = known
             if missing:
-                table = FormTable.concat(known, (yield from self._ask_table(missing, [direction], "directions")))
-            units = self.space.xp.take(self.space.eye(self.width), self.space.indices(rows + missing), axis=0)
-            partial.append(PartialColumns([direction], units, table))
+                table = FormTable.concat(known, (yield from self._ask_table(missing, alike, "directions")))
+            units = self.space.zeros(len(rows) + len(missing), self.width)
+            units[self.space.indices(range(units.shape[0])), self.space.indices(rows + missing)] = 1.0
+            partial.append(PartialColumns(alike, units, table))
         if directions:
             span_rows = self.columns.span_rows()
             self.reader.estimate.expect((self.width / rank) ** 0.5)
-            numbers, others = _pairs(range(rank), directions)
-            forms = yield from self.reader.ask_forms(
-                "rest",
-                TokenRows(span_rows @ self.left.vectors),
-                self.right,
-                self.space.indices(numbers),
-                self.space.indices(others),
-            )
+            tokens = TokenRows(span_rows @ self.left.vectors)
+            pairs = _pairs(self.space, range(rank), directions)
+            forms = yield from self.reader.ask_forms("rest", tokens, self.right, *pairs)
             partial.append(PartialColumns(directions, span_rows, _table(forms, rank)))
+
+    def _pending_alike(self) -> list[tuple[list[int], FormTable, list[int]]]:
+        """The directions put off, those whose forms are known at the same rows together."""
+        found: list[tuple[list[int], list[FormTable], list[int]]] = []
+        for direction, table, rows in self.pending:
+            if not found or found[-1][2] != rows:
+                found.append(([], [], rows))
+            found[-1][0].append(direction)
+            found[-1][1].append(table)
+        return [(directions, FormTable.beside(*tables), rows) for directions, tables, rows in found]
 
     def _ask_extra_columns(self) -> Steps[None]:
         """Complete the partly known columns that would amplify the errors of the complete ones most."""
@@ -217,7 +237,10 @@ def _table(forms: Forms, rows: int) -> FormTable:
     return FormTable(*(array.reshape(rows, -1) for array in (forms.values, forms.radius, forms.ratio)))
 
 
-def _pairs(rows: Iterable[int], directions: Sequence[int]) -> tuple[Integers, Integers]:
+def _pairs(space: Space, rows: Sequence[int], directions: Sequence[int]) -> tuple[Array, Array]:
     """All pairs of a row and a direction, row by row."""
-    some = np.fromiter(rows, dtype=np.int64)
-    return np.repeat(some, len(directions)), np.tile(np.asarray(directions, dtype=np.int64), some.size)
+    xp, shape = space.xp, (len(rows), len(directions))
+    some, others = space.indices(np.asarray(rows)), space.indices(np.asarray(directions))
+    pairs = (xp.broadcast_to(some[:, None], shape), xp.broadcast_to(others[None, :], shape))
+    first, second = (xp.reshape(each, (-1,)) for each in pairs)
+    return first, second

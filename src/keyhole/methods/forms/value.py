@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from keyhole.arrays import Array, namespace
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.forms.scale import floor_power
-from keyhole.queries import Measurements, Plan, Signature, Term, TokenRows
+from keyhole.queries import Measurements, Plan, Signature, Term, UnitRows
 from keyhole.recovery import Outcome
 
 # Where norms are free, one-token queries have this norm, so that an output bias does not drown the value ...
@@ -38,9 +38,8 @@ class Value:
 
 def unit_plan(signature: Signature, norm: float, repeats: int = 1, first_repeat: int = 0) -> Plan:
     """The zero token, then every norm·e_i, one token a query."""
-    space, width = signature.space, signature.width
-    tokens = space.xp.concat([space.zeros(1, width), norm * space.eye(width)])
-    return Plan("value", width + 1, [[Term(TokenRows(tokens))]], repeats, first_repeat)
+    rows = UnitRows(signature.space, signature.width, norm)
+    return Plan("value", rows.count, [[Term(rows)]], repeats, first_repeat)
 
 
 def ask_value(signature: Signature, *, nonzero: bool = True) -> Steps[Value]:

@@ -15,7 +15,7 @@ from keyhole.methods.forms.columns import Score
 from keyhole.methods.robust.bounded.method import bounded
 from keyhole.methods.robust.method import ask_bounded
 from keyhole.methods.single_head.method import ask_head, head_estimate
-from keyhole.numerics.svd import singular_values
+from keyhole.numerics.svd import product_singular_values, singular_values
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -56,9 +56,10 @@ def low_rank(
 
 def _effective_rank(score: Score) -> dict[str, Any]:
     """Where the singular values drop most, and the first of those below, relative to the largest."""
-    sizes = singular_values(floats(score.matrix))
     if score.rank == 0:
         return {"effective_rank": 0, "tail": 0.0}
+    factors = score.factors
+    sizes = singular_values(floats(score.matrix)) if factors is None else product_singular_values(*factors)
     known = sizes[: score.rank]
     drops = known[1:] / known[:-1]
     cut = int(np.argmin(drops)) + 1 if drops.size and float(np.min(drops)) < SHARP_DROP else score.rank

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from keyhole.arrays import Array, floats
+from keyhole.arrays import Array, namespace
 from keyhole.families.multi_head import MultiHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only
 from keyhole.methods.forms.value import Value, ask_value, is_nonzero
@@ -70,8 +70,9 @@ def multi_head(
 
 def _unknown(found: Estimate[MultiHead]) -> float:
     """The largest part of a score that is not known."""
-    pairs = [(floats(a.score), floats(b.score)) for a, b in zip(found.radius.heads, found.params.heads, strict=True)]
-    return max((float(np.linalg.norm(a)) / float(np.linalg.norm(b)) for a, b in pairs if np.any(b)), default=0.0)
+    heads = zip(found.radius.heads, found.params.heads, strict=True)
+    sizes = [[float(namespace(each.score).linalg.vector_norm(each.score)) for each in pair] for pair in heads]
+    return max((wide / size for wide, size in sizes if size > 0), default=0.0)
 
 
 def _ask_again(

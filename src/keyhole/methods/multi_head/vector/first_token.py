@@ -8,14 +8,16 @@ per head, and one eigenproblem in it yields every c.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, floats
 from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.multi_head.vector.device_fits import TokensData, fit_tokens
 from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
-from keyhole.methods.multi_head.vector.token_fit import TokenData, TokenFit, fit_token
+from keyhole.methods.multi_head.vector.token_fit import TokenData, fit_token
 from keyhole.numerics.svd import condition, least_squares, singular_values, svd
 from keyhole.recovery import Outcome
 
@@ -157,13 +159,56 @@ def _solve(
         known=np.zeros((heads, queries.outputs)),
         total=token @ queries.linear,
     )
-    fit: TokenFit = fit_token(asked, guess, ENOUGH * queries.noise)
+    fit = _fit(queries, asked, guess)
     if not fit.residual <= MISFIT * queries.errors(fit.logits, fit.values):
         return None
-    size = queries.residual_error(fit, fit.logits, fit.values)
-    draws = fit.respond(size * queries.rng.standard_normal((DRAWS, flat.shape[0] + 1, queries.outputs)))
+    size = queries.residual_error(fit.residual, fit.freedom, fit.logits, fit.values)
+    draws = fit.draw(size)
     _check_apart(fit.values, draws[1])
     return FirstToken(token, last, fit.logits, fit.values, singular, pencil, fit.residual, floor, *draws)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """The fit of the token: where it was made does not show."""
+
+    logits: Floats  # (n, heads)
+    values: Floats  # (heads, outputs)
+    residual: float
+    freedom: int
+    # How logits (draws, n, heads) and values (draws, heads, outputs) follow errors of answers of this size, as drawn.
+    draw: Callable[[float], tuple[Floats, Floats]]
+
+
+def _fit(queries: VectorQueries, asked: TokenData, guess: Floats) -> _Fit:
+    space, enough, rng = queries.work, ENOUGH * queries.noise, queries.rng
+    if space.on_cpu:
+        fit = fit_token(asked, guess, enough)
+        shape = DRAWS, asked.answers.shape[0] + 1, queries.outputs
+        return _Fit(
+            fit.logits,
+            fit.values,
+            fit.residual,
+            fit.freedom,
+            lambda size: fit.respond(size * rng.standard_normal(shape)),
+        )
+    groups, heads = guess.shape
+    answers = asked.answers.reshape(1, groups, -1, queries.outputs)
+    both = TokensData(
+        answers=space.asarray(answers),
+        odds=space.asarray(asked.odds.reshape(*answers.shape[1:3], heads)),
+        copies=space.asarray(asked.copies.reshape(answers.shape[1:3])),
+        known=space.asarray(asked.known),
+        total=space.asarray(asked.total[None]),
+    )
+    fits = fit_tokens(space, both, space.asarray(guess[None]), enough)
+
+    def draw(size: float) -> tuple[Floats, Floats]:
+        shape = 1, DRAWS, asked.answers.shape[0] + 1, fits.frame.shape[2]
+        logits, values = (floats(each)[0] for each in fits.respond(size * space.normal(rng, *shape)))
+        return logits, values
+
+    return _Fit(floats(fits.logits)[0], floats(fits.values)[0], float(fits.residual[0]), fits.freedom, draw)
 
 
 def _check_apart(values: Floats, draws: Floats) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import ROUNDING_DEVIATIONS, floats
+from keyhole.arrays import ROUNDING_DEVIATIONS, Space, floats, namespace
 from keyhole.families import MultiHead, SingleHead
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.value import Value
@@ -76,26 +76,29 @@ def estimate_heads(
     space, heads = queries.signature.space, start.heads
     errors = ROUNDING_DEVIATIONS * np.stack([scores.errors, scores.bias_errors])
     biased = [bool(np.any(np.abs(scores.biases[h]) > errors[1, h])) for h in range(heads)]
+    work = Space.of(scores.values)
+    units = work.asarray(queries.units)
     matrices, spread, mended = (
-        each * queries.units for each in (scores.values, values.spread, np.abs(scores.values - values.matrices))
+        each * units for each in (scores.values, work.asarray(values.spread), abs(scores.values - values.matrices))
     )
     params, radii = [], []
     for head in range(heads):
         if not scores.shows[head]:  # as much as it may be is its radius
-            errors[0, head] += np.max(np.abs(scores.matrices[head]))
-            scores.matrices[head] = 0.0
+            errors[0, head] += float(work.xp.max(abs(scores.matrices[head])))
+            scores.matrices[head, ...] = 0.0
         bias = space.asarray(scores.biases[head]) if biased[head] else None
-        params.append(SingleHead(space.asarray(scores.matrices[head]), space.asarray(matrices[head]), bias))
+        score, own_value = (space.asarray(each[head, ...]) for each in (scores.matrices, matrices))
+        params.append(SingleHead(score, own_value, bias))
         hidden = 0.0 if biased[head] else np.abs(scores.biases[head])
         own = (  # what mending changed in the values may be an error of its own
-            (scores.matrices[head], errors[0, head] + ROUNDING_DEVIATIONS * scores.dropped[head]),
-            (matrices[head], ROUNDING_DEVIATIONS * spread[head] + mended[head]),
+            (scores.matrices[head, ...], float(errors[0, head] + ROUNDING_DEVIATIONS * scores.dropped[head])),
+            (matrices[head, ...], ROUNDING_DEVIATIONS * spread[head, ...] + mended[head, ...]),
             (
                 scores.biases[head],
                 errors[1, head] + ROUNDING_DEVIATIONS * scores.dropped[head] * queries.scale + hidden,
             ),
         )
-        radii.append(SingleHead(*(space.asarray(error + space.spacing * np.abs(part)) for part, error in own)))
+        radii.append(SingleHead(*(space.asarray(error + space.spacing * abs(part)) for part, error in own)))
     layer = MultiHead(params, value.bias if value.has_bias else None)
     _check_apart(layer, scores, radii)
     return Estimate(
@@ -109,13 +112,17 @@ def estimate_heads(
 
 def _check_apart(layer: MultiHead, scores: Scores, radii: list[SingleHead]) -> None:
     """End where two heads differ by little more than what a low rank may have left out: they may have traded it."""
+    widest = [float(namespace(radius.score).max(radius.score)) for radius in radii]
     for one in range(len(radii)):
         for two in range(one):
-            apart = float(np.sqrt(np.mean((scores.matrices[one] - scores.matrices[two]) ** 2)))
-            unknown = max(float(np.max(floats(radii[head].score))) for head in (one, two))
+            if not max(scores.dropped[one], scores.dropped[two]) > 0:
+                continue
+            xp = namespace(scores.matrices)
+            apart = float(xp.mean((scores.matrices[one, ...] - scores.matrices[two, ...]) ** 2)) ** 0.5
+            unknown = max(widest[one], widest[two])
             biases = float(np.sqrt(np.mean((scores.biases[one] - scores.biases[two]) ** 2)))
             known = biases > TRADED * max(float(np.max(floats(radii[head].score_bias))) for head in (one, two))
-            if max(scores.dropped[one], scores.dropped[two]) > 0 and apart <= TRADED * unknown and not known:
+            if apart <= TRADED * unknown and not known:
                 error = Unrecoverable(
                     Outcome.TOO_NOISY,
                     f"two heads of low rank differ by {apart:.2g} where their scores are known to {unknown:.2g}: too "

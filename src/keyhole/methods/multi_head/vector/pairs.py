@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from keyhole.arrays import ROUNDING_DEVIATIONS, Floats, floats
+from keyhole.arrays import ROUNDING_DEVIATIONS, Floats, floats, namespace, times
 from keyhole.families import MultiHead, SingleHead
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.probe import VectorQueries
@@ -43,7 +43,7 @@ def ask_distances(queries: VectorQueries, found: MultiHead, radius: MultiHead) -
     answers: Measurements = yield plan
     tokens = plan.tokens(0, plan.count, space, queries.width)
     first, last = floats(tokens)[:, 0], floats(tokens)[:, -1]
-    own = np.concatenate([(first - last)[n * count :][:count] @ floats(found.heads[n].value) for n in range(heads)])
+    own = np.concatenate([times((first - last)[n * count :][:count], found.heads[n].value) for n in range(heads)])
     own = own / queries.units  # (n, outputs) what the token adds in the head it is for
     onto = own / np.maximum(np.sum(own**2, axis=1, keepdims=True), 1e-300)  # takes answers to weights
     silent = MultiHead([SingleHead(0 * head.score, 0 * head.value) for head in found.heads])
@@ -71,14 +71,14 @@ def ask_distances(queries: VectorQueries, found: MultiHead, radius: MultiHead) -
 
 def _affine(head: SingleHead, last: Floats) -> Floats:  # (n, width) -> (n, width)
     """What tokens are multiplied with for their logits."""
-    keys = last @ floats(head.score).T
+    keys = times(last, head.score.T)
     return keys if head.score_bias is None else keys + floats(head.score_bias)
 
 
 def _undecided(queries: VectorQueries, count: int, head: SingleHead, radius: SingleHead) -> tuple[Floats, Floats]:
     """Last tokens and what to add to them for a logit of zero, as long as that stays known: twice (count, width)."""
     last, token = (queries.directions(count) for _ in range(2))
-    score = float(np.sqrt(np.mean(floats(radius.score) ** 2))) / ROUNDING_DEVIATIONS  # of unit tokens
+    score = float(namespace(radius.score).mean(radius.score**2)) ** 0.5 / ROUNDING_DEVIATIONS  # of unit tokens
     bias = float(np.sqrt(np.mean(floats(radius.score_bias) ** 2))) / ROUNDING_DEVIATIONS
     logit = UNKNOWN_LOGIT if queries.coarse else KNOWN_LOGIT
     norm = 2 * logit / (bias + (bias**2 + 4 * score * logit) ** 0.5 + 1e-300)  # score·n² + bias·n may be unknown
@@ -96,12 +96,12 @@ def _variances(
     """What combinations of predictions may be off by: logits and values of all heads, as independent errors."""
     token = first - last
     onto = onto / queries.units
-    variance = np.sum((last**2 @ floats(queries.value.radius) ** 2) * onto**2, axis=1)
+    variance = np.sum(times(last**2, queries.value.radius**2) * onto**2, axis=1)
     for head, wide in zip(found.heads, radius.heads, strict=True):
         logits = np.clip(np.sum(token * _affine(head, last), axis=1), -500.0, 500.0)
         weights = COPIES / (COPIES + np.exp(-logits))
-        slopes = weights * (1 - weights) * np.sum((token @ floats(head.value)) * onto, axis=1)
-        logit = np.sum(token**2 * (last**2 @ floats(wide.score).T ** 2 + floats(wide.score_bias) ** 2), axis=1)
-        value = np.sum((token**2 @ floats(wide.value) ** 2) * onto**2, axis=1)
+        slopes = weights * (1 - weights) * np.sum(times(token, head.value) * onto, axis=1)
+        logit = np.sum(token**2 * (times(last**2, wide.score.T**2) + floats(wide.score_bias) ** 2), axis=1)
+        value = np.sum(times(token**2, wide.value**2) * onto**2, axis=1)
         variance = variance + slopes**2 * logit + weights**2 * value
     return np.asarray(variance) / ROUNDING_DEVIATIONS**2

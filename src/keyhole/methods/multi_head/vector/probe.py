@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
-from keyhole.arrays import Floats, Integers, floats
+from keyhole.arrays import Array, Floats, Integers, Space, floats, namespace, numpy_space
 from keyhole.methods.base import Steps, Unrecoverable, together
 from keyhole.methods.forms.scale import floor_power
 from keyhole.methods.forms.value import Value
-from keyhole.methods.multi_head.vector.token_fit import TokenFit
-from keyhole.numerics.svd import pseudo_inverse, spectral_norm
+from keyhole.numerics.orthogonal import orthonormal
+from keyhole.numerics.svd import decomposed
 from keyhole.queries import Measurements, Plan, Position, Signature, Term, TokenRows
 from keyhole.recovery import Outcome
 
@@ -44,6 +45,10 @@ FEWEST_TOKENS = 3
 TOLD_BY, SHOWN = 64, 2.0
 
 
+# Matrices of fewer numbers stay on the host, which is done with them before a device has begun.
+LARGE = 2**16
+
+
 class HeadsHidden(Unrecoverable):
     """Raised where vectors of answers do not separate the heads: single outputs and long tokens still may."""
 
@@ -65,8 +70,11 @@ class Spans:
 class Shares:
     """The values of tokens as combinations of such directions, those of all heads one after the other."""
 
-    matrix: Floats  # (width, sum of all ranks)
+    matrix: Array  # (width, sum of all ranks)
     moved: Floats | float  # (heads, outputs) what errors of the directions make of a value of a unit token
+    # Left singular vectors and singular values of all directions together, where they are known.
+    turn: Array | None = None
+    sizes: Floats | None = None
 
 
 @dataclass
@@ -79,6 +87,7 @@ class VectorQueries:
     scale: float = 1.0  # norm of tokens
     noise: float = 0.0  # deviation of one number of an answer at that norm
     patience: float = 1.0  # how many times more to ask, for errors to average out
+    on_device: ClassVar[bool] = True  # whether large matrices may be worked with there
     everywhere: bool = False  # whether answers at all positions are seen, and are those of the last one
     asked: int = 1  # tokens of the longest sequence
     first_round: int = FIRST_ROUND  # last tokens that the first token is asked beside before heads are counted
@@ -98,6 +107,7 @@ class VectorQueries:
         self.bias = floats(self.value.bias)
         self.outputs = int(self.bias.shape[0])
         self.units = np.ones(self.outputs)
+        self._last: tuple[Floats, TokenRows, Floats] | None = None  # last tokens that were asked, and their answers
         self._effects = np.zeros(self.outputs)  # what tokens add to answers, over their norm, the most seen
 
     @property
@@ -122,7 +132,7 @@ class VectorQueries:
         """
         drawn = self.rng.standard_normal((count, self.width))
         if 1 < self.width >= count:
-            return np.asarray(np.linalg.qr(drawn.T)[0].T)
+            return orthonormal(self.work, drawn)
         lengths = self.rng.uniform(UNEVEN, 1.0, (count, 1))
         return np.asarray(drawn * lengths / np.linalg.norm(drawn, axis=1, keepdims=True))
 
@@ -137,7 +147,10 @@ class VectorQueries:
     ) -> Steps[Floats]:  # (n, places, outputs)
         """Answers of [added_1 + g; …; g; …; g] at several positions, less the share g has of them."""
         space = self.signature.space
-        ends = Term(TokenRows(space.asarray(last)), space.indices(index))
+        if self._last is None or self._last[0] is not last:  # mostly they are those of the query before
+            self._last = last, TokenRows(space.asarray(last)), self._own_answers(last)
+        _, rows_of_last, own = self._last
+        ends = Term(rows_of_last, space.indices(index))
         positions: list[Position] = [
             [Term(TokenRows(space.asarray(rows)), space.indices(which), space.asarray(scale)), ends]
             for rows, which, scale in added
@@ -145,7 +158,12 @@ class VectorQueries:
         plain = plain + self.between
         self.asked = max(self.asked, len(positions) + plain)
         answers: Measurements = yield Plan(stage, index.size, [*positions, *([[ends]] * plain)])
-        return self.values_at(answers, places) - (last @ self.linear + self.bias)[index][:, None]
+        return self.values_at(answers, places) - own[index][:, None]
+
+    def _own_answers(self, last: Floats) -> Floats:  # (m, width) -> (m, outputs)
+        """What tokens are answered alone."""
+        work = self.work
+        return floats(work.asarray(last) @ work.asarray(self.linear)) + self.bias
 
     def ask_each(
         self,
@@ -163,12 +181,14 @@ class VectorQueries:
         """Values of tokens as combinations of what heads span, from their sum; None where heads share directions."""
         if spans.total > self.outputs:
             return None
-        inverse = pseudo_inverse(np.concatenate(spans.directions))
-        shares = self.linear @ inverse
+        work = self.work
+        turn, sizes, inverse = decomposed(work, np.concatenate(spans.directions))
+        shares = work.asarray(self.linear) @ inverse
         # Spans that are tilted by errors of what was read move all shares, the more the nearer heads are to each other.
-        size = float(np.sqrt(np.mean(np.sum(shares**2, axis=1))))
+        size = float(work.xp.mean(work.xp.sum(shares**2, axis=1))) ** 0.5
         tilt = max(float(each[-1]) for each in spans.tilts)
-        return Shares(shares, size * tilt * (1 + spectral_norm(inverse)))
+        least = float(np.min(sizes[sizes > max(inverse.shape) * work.spacing * sizes[0]]))
+        return Shares(shares, size * tilt * (1 + 1 / least), turn, sizes)
         yield  # pragma: no cover - others ask
 
     def origin(self, width: int) -> Floats:  # (1, width)
@@ -218,6 +238,7 @@ class VectorQueries:
         largest = float(np.max(errors, initial=0.0))
         self.units = np.array([floor_power(error / largest) if error > 0 else 1.0 for error in errors])
         self.linear, self.bias, self._effects = (each / self.units for each in (self.linear, self.bias, self._effects))
+        self._last = None
 
     def _ask_positions(self) -> Steps[None]:
         """Whether every position answers as the last one does: three tokens in two orders.
@@ -324,15 +345,23 @@ class VectorQueries:
         spread = self.signature.space.eps * self.width**0.5 * float(np.sqrt(np.mean(np.minimum(logits**2, 100.0))))
         return float(self.noise + spread * float(np.sqrt(np.mean(values**2))))
 
-    def residual_error(self, fit: TokenFit, logits: Floats, values: Floats) -> float:
+    def residual_error(self, residual: float, freedom: int, logits: Floats, values: Floats) -> float:
         """Deviation of an answer by the residual of a fit, or its bound where degrees of freedom are few."""
-        if fit.freedom < TOLD_BY:
-            return fit.residual + self.errors(logits, values)
-        return SHOWN * max(fit.residual, self.noise)
+        if freedom < TOLD_BY:
+            return residual + self.errors(logits, values)
+        return SHOWN * max(residual, self.noise)
 
-    def logits(self, odds: Floats) -> tuple[Floats, Floats | float]:  # (n, heads, k)
+    @property
+    def work(self) -> Space:
+        """Where large matrices are worked with: where the oracle is, if that is a device and they are large."""
+        space = self.signature.space
+        if not (self.on_device and space.runs_ahead and self.width * self.outputs >= LARGE):
+            return numpy_space()
+        return replace(space, dtype=space.xp.float64, coarse=0.0)
+
+    def logits(self, odds: Array) -> tuple[Array, Array | float]:  # (n, heads, k)
         """Logits of tokens by their odds against the last one, and how much more uncertain they are than the odds."""
-        return np.log(odds), 1.0
+        return namespace(odds).log(odds), 1.0
 
     def zero_effect(self, norm: float) -> float:
         """What rounding makes of an effect that is not there."""

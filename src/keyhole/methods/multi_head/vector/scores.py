@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from keyhole.arrays import Floats, Integers
+from keyhole.arrays import Array, Floats, Integers, Space, floats, like, lu_factor, namespace, times
 from keyhole.methods.multi_head.vector.first_token import CLEAR
 from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
 from keyhole.methods.multi_head.vector.values import VectorValues
@@ -26,6 +26,10 @@ FINER = 256.0
 KNOWN = 1e-6
 # A score that is nowhere more than so many deviations of what was read does not show.
 UNSEEN = 8.0
+# Steps that mend an inverse, and how far it may be off, at most, for them to do so.
+MENDED, CONVERGES = 2, 0.1
+# What is left of a head that the chosen columns span.
+SPANNED = 1e-6
 # Errors among the values of tokens, over those seen outside of them: values are as wrong there, and logits round.
 INSIDE = 4.0
 
@@ -48,8 +52,8 @@ class KnownHeads(Protocol):
 class Scores:
     """The affine maps into logits of all heads."""
 
-    matrices: Floats  # (heads, width, width)
-    values: Floats  # (heads, width, outputs) mended
+    matrices: Array  # (heads, width, width), where large matrices are worked with
+    values: Array  # (heads, width, outputs) mended, there too
     biases: Floats  # (heads, width)
     errors: Floats  # (heads,) deviation of one entry of a score over a unit token and a unit last token
     dropped: Floats  # (heads,) what a low rank may have left out of such an entry
@@ -60,23 +64,23 @@ class Scores:
     condition: float  # errors of answers over errors of logits
 
 
-def spectral(errors: Floats) -> Floats:  # (heads, m, n) -> (heads,)
+def spectral(errors: Array) -> Floats:  # (heads, m, n) -> (heads,)
     """What independent errors of these deviations make of the largest singular value, a few of them large or not."""
-    squares = errors**2
-    return np.asarray(
-        np.sqrt(np.max(np.sum(squares, axis=2), axis=1)) + np.sqrt(np.max(np.sum(squares, axis=1), axis=1))
-    )
+    xp, squares = namespace(errors), errors**2
+    ends = (xp.max(xp.sum(squares, axis=axis), axis=1) for axis in (2, 1))
+    return np.asarray(sum(np.sqrt(floats(end)) for end in ends))
 
 
-def ranks_above(rows: Floats, errors: Floats) -> Integers:  # (heads, m, n)
+def ranks_above(rows: Array, errors: Array) -> Integers:  # (heads, m, n)
     """Singular values that errors do not make, one at least."""
     floors = CLEAR * spectral(errors)[:, None]
-    return np.asarray(np.maximum(np.sum(singular_values(rows) > floors, axis=1), 1))
+    sizes = singular_values(rows) if isinstance(rows, np.ndarray) else wide_svd(rows)[0]
+    return np.asarray(np.maximum(np.sum(sizes > floors, axis=1), 1))
 
 
-def rms(errors: Floats) -> Floats:  # (heads, m, n) -> (heads,)
+def rms(errors: Array) -> Floats:  # (heads, m, n) -> (heads,)
     """Over all forms of a head."""
-    return np.asarray(np.sqrt(np.mean(errors**2, axis=(1, 2))))
+    return np.sqrt(floats(namespace(errors).mean(errors**2, axis=(1, 2))))
 
 
 def errors_outside(rows: Floats, more: Floats, errors: Floats, ranks: Integers) -> Floats:  # (heads,)
@@ -89,17 +93,57 @@ def errors_outside(rows: Floats, more: Floats, errors: Floats, ranks: Integers) 
     return np.asarray(2 * CLEAR * rms(errors) * np.array(factors))
 
 
-def inverse_of(values: Floats) -> Floats:  # (heads, k, outputs) -> (outputs, heads·k)
+def inverse_of(values: Array) -> Array:  # (heads, k, outputs) -> (outputs, heads·k)
     """What takes answers to weights."""
-    basis, triangle = np.linalg.qr(values.reshape(-1, values.shape[2]).T)
-    if not np.all(np.diag(triangle)):
+    xp = namespace(values)
+    if not isinstance(values, np.ndarray) and (found := _inverse_by_squares(xp.reshape(values, (-1, values.shape[2])))):
+        return found[0]
+    basis, triangle = xp.linalg.qr(xp.reshape(values, (-1, values.shape[2])).T)
+    if not bool(xp.all(xp.linalg.diagonal(triangle) != 0)):
         raise HeadsHidden(Outcome.WRONG_FAMILY, "the values of some token are the same in two heads, or zero in one")
-    return np.asarray(basis @ np.linalg.inv(triangle).T)
+    return basis @ xp.linalg.inv(triangle).T
 
 
-def worst_of(inverse: Floats) -> float:
+def _inverse_by_squares(rows: Array) -> tuple[Array] | None:  # (n, outputs) -> (outputs, n)
+    """The right inverse by rows times their transpose, which a device has at once, mended by steps of Newton's method.
+
+    None where squares lose too much for that.
+    """
+    xp, eye = namespace(rows), Space.of(rows).eye(rows.shape[0])
+    square = rows @ rows.T
+    factors = lu_factor(square)
+    if factors is None or not bool(xp.all(xp.linalg.diagonal(factors[0]) != 0)):
+        return None
+    inverse = rows.T @ xp.linalg.inv(square)
+    for _ in range(MENDED):
+        rest = eye - rows @ inverse
+        if not float(xp.max(xp.abs(rest))) * rows.shape[0] <= CONVERGES:
+            return None
+        inverse = inverse + inverse @ rest
+    return (inverse,)
+
+
+def worst_of(inverse: Array) -> float:
     """Errors of a weight over those of an answer."""
-    return float(np.max(np.linalg.norm(inverse, axis=0)))
+    xp = namespace(inverse)
+    return float(xp.max(xp.linalg.vector_norm(inverse, axis=0)))
+
+
+def worst_of_first(values: Array) -> Floats:  # (heads, k, outputs) -> (k,)
+    """The same for the first token alone, for the first two and so on, from one decomposition."""
+    xp, (heads, count, outputs) = namespace(values), values.shape
+    count = min(count, outputs // heads)
+    if count == 0:
+        return np.zeros(0)
+    rows = xp.reshape(xp.permute_dims(values[:, :count, :], (1, 0, 2)), (-1, outputs))
+    triangle = xp.linalg.qr(rows.T)[1]
+    if not bool(xp.all(xp.linalg.diagonal(triangle) != 0)):
+        return np.full(count, np.inf)
+    # The inverse of a leading block is that block of the inverse: norms of its rows grow from token to token.
+    squares = xp.linalg.inv(triangle) ** 2
+    each = floats(xp.sum(xp.reshape(squares, (heads * count, count, heads)), axis=2))
+    sums = np.cumsum(each, axis=1).reshape(count, heads, count)
+    return np.asarray(np.sqrt([np.max(sums[: n + 1, :, n]) for n in range(count)]))
 
 
 def most_tokens(queries: VectorQueries, values: VectorValues, filled: float) -> int:
@@ -108,13 +152,20 @@ def most_tokens(queries: VectorQueries, values: VectorValues, filled: float) -> 
     return max(1, int(min(each, np.min(values.ranks), queries.longest - 1, queries.width)))
 
 
-def are_independent(tokens: Floats, values: VectorValues) -> bool:  # (k, width)
-    """Whether the values of tokens in all heads are: not where heads write to fewer outputs than there are."""
-    flat = (tokens @ values.matrices).reshape(-1, values.matrices.shape[2])
-    error = values.error * float(np.linalg.norm(tokens[0]))
-    if flat.shape[0] > flat.shape[1]:
+def are_independent(tokens: Floats, values: VectorValues, worst: float = np.inf) -> bool:  # (k, width)
+    """Whether the values of tokens in all heads are: not where heads write to fewer outputs than there are.
+
+    `worst` is how many times as large errors of weights may be as those of answers, where that is known. The least
+    singular value is at least one over the norm of the inverse, whose columns are no longer than that.
+    """
+    error, (heads, _, outputs) = values.error * float(np.linalg.norm(tokens[0])), values.matrices.shape
+    count = heads * len(tokens)
+    if count > outputs:
         return False
-    return bool(singular_values(flat)[-1] > CLEAR * error * (flat.shape[0] ** 0.5 + flat.shape[1] ** 0.5))
+    floor = CLEAR * error * (count**0.5 + outputs**0.5)
+    if 1 / (worst * count**0.5) > floor:
+        return True
+    return bool(singular_values(times(tokens, values.matrices).reshape(count, outputs))[-1] > floor)
 
 
 def affordable(
@@ -127,14 +178,18 @@ def affordable(
     """Tokens per query: as many as that part of the outputs allows, but for those that cost too much accuracy."""
     size, heads = float(np.linalg.norm(tokens[0])), values.matrices.shape[0]
     least = most_tokens(queries, values, COARSELY_FILLED)
-    least = next(count for count in range(least, 0, -1) if count == 1 or are_independent(tokens[:count], values))
-    most = least if queries.coarse else most_tokens(queries, values, filled)
-    for count in range(most, least, -1):
-        if not are_independent(tokens[:count], values):
-            continue
+    most = most_tokens(queries, values, filled)
+    worst = worst_of_first(like(tokens[: max(least, most)], values.matrices) @ values.matrices)
+
+    def independent(count: int) -> bool:
+        known = worst[count - 1] if count <= worst.size else np.inf
+        return are_independent(tokens[:count], values, known)
+
+    least = next(count for count in range(least, 0, -1) if count == 1 or independent(count))
+    for count in range(0 if queries.coarse else min(most, worst.size), least, -1):
         wanted = queries.signature.space.eps**0.5 / (FINE if queries.outputs - heads * count >= heads else unspared)
         noise = float(np.hypot(values.noise, values.error * size * (heads / count) ** 0.5))
-        if noise * worst_of(inverse_of(tokens[:count] @ values.matrices)) * (count + 1) <= wanted:
+        if noise * worst[count - 1] * (count + 1) <= wanted and independent(count):
             return count
     return least
 
@@ -142,9 +197,9 @@ def affordable(
 def answer_noise(
     queries: VectorQueries,
     values: VectorValues,
-    answers: Floats,  # (n, outputs)
-    own: Floats,  # (heads, k, outputs) values of the tokens
-    inverse: Floats,  # (outputs, heads·k)
+    answers: Array,  # (n, outputs)
+    own: Array,  # (heads, k, outputs) values of the tokens
+    inverse: Array,  # (outputs, heads·k)
     share: float,  # errors of answers over those of the value of a unit token
     otherwise: float,
 ) -> float:
@@ -153,53 +208,57 @@ def answer_noise(
     spare = outputs - heads * count
     noise = otherwise
     if spare >= heads:
-        rest = answers - (answers @ inverse) @ own.reshape(-1, outputs)
-        noise = INSIDE * max(queries.noise, float(np.sqrt(np.mean(rest**2) * outputs / spare)))
+        xp = namespace(own)
+        rest = answers - (answers @ inverse) @ xp.reshape(own, (-1, outputs))
+        noise = INSIDE * max(queries.noise, (float(xp.mean(rest**2)) * outputs / spare) ** 0.5)
     return float(np.hypot(noise, values.traded * share))
 
 
 def weight_errors(
     values: VectorValues,
     tokens: Floats,  # (k, width)
-    weights: Floats,  # (n, heads, k)
-    inverse: Floats,  # (outputs, heads·k)
+    weights: Array,  # (n, heads, k)
+    inverse: Array,  # (outputs, heads·k)
     noise: float,  # of answers
-) -> Floats:  # (n, heads, k)
+) -> Array:  # (n, heads, k)
     """Errors of weights by those of answers, and by errors that values have together, as drawn."""
-    errors: Floats = noise * np.linalg.norm(inverse, axis=0).reshape(1, *weights.shape[1:])
-    draws = tokens @ values.draws  # (draws, heads, k, outputs)
-    if draws.shape[0] == 0:
+    xp = namespace(weights)
+    errors = noise * xp.reshape(xp.linalg.vector_norm(inverse, axis=0), (1, *weights.shape[1:]))
+    if values.draws.shape[0] == 0:
         return errors
+    draws = tokens @ values.draws  # (draws, heads, k, outputs)
     moved = np.einsum("nhk,rhko->rno", weights, draws, optimize=True) @ inverse
     return np.asarray(np.hypot(errors, np.sqrt(np.mean(moved**2, axis=0)).reshape(weights.shape)))
 
 
 def cross_scores(
-    rows: Floats,  # (heads, m, width + 1)
-    row_errors: Floats,
+    rows: Array,  # (heads, m, width + 1)
+    row_errors: Array,
     kept: Integers,  # (k,) columns
-    columns: Floats,  # (heads, width, k)
-    wide: Floats,
+    columns: Array,  # (heads, width, k)
+    wide: Array,
     ranks: Integers,
     dropped: Floats,  # (heads,)
-) -> tuple[Floats, Floats, Floats]:
+) -> tuple[Array, Floats, Floats]:
     """All forms of low rank, their radii, and what may have been left out of them."""
-    inverses = [_inverse(head[:, kept], int(rank)) for head, rank in zip(rows, ranks, strict=True)]
-    whole = np.stack([c @ inverse @ r for c, inverse, r in zip(columns, inverses, rows, strict=True)])
+    xp, heads = namespace(rows), range(len(ranks))
+    inverses = [_inverse(head, int(rank)) for head, rank in zip(floats(some(rows, kept)), ranks, strict=True)]
+    lefts = [columns[h, :, :] @ like(inverses[h], columns) for h in heads]
+    whole = xp.stack([lefts[h] @ rows[h, :, :] for h in heads])
     # How much that enlarges errors of rows, and errors of columns.
-    of_rows = np.array([spectral_norm(c @ inverse) for c, inverse in zip(columns, inverses, strict=True)])
-    of_columns = np.array([spectral_norm(inverse @ r) for inverse, r in zip(inverses, rows, strict=True)])
+    of_rows = np.array([largest_of(left) for left in lefts])
+    of_columns = np.array([largest_of(like(inverses[h], rows) @ rows[h, :, :]) for h in heads])
     # C·U⁻¹·R with errors in each of the three.
-    core = rms(row_errors[:, :, kept])
+    core = rms(some(row_errors, kept))
     errors = rms(row_errors) * of_rows + rms(wide) * of_columns + core * of_rows * of_columns
     return whole, errors, dropped * (1 + of_rows)
 
 
 def scores_of(
-    forms: Floats,  # (heads, width, width + 1) of tokens with last tokens and, at the end, the zero token
+    forms: Array,  # (heads, width, width + 1) of tokens with last tokens and, at the end, the zero token
     tokens: Floats,  # (width, width)
     last: Floats,  # (width, width)
-    values: Floats,
+    values: Array,
     ranks: Integers,
     errors: Floats,  # (heads,)
     read_errors: Floats,  # (heads,) of what was read
@@ -207,10 +266,8 @@ def scores_of(
     dropped: Floats | float = 0.0,
 ) -> Scores:
     """Scores and biases from forms."""
-    biases = np.asarray(np.linalg.solve(tokens, forms[:, :, -1].T).T)
-    linear = forms[:, :, :-1] - forms[:, :, -1:]
-    half = np.linalg.solve(tokens, linear)  # (heads, width, last tokens)
-    matrices = np.asarray(np.linalg.solve(last, half.transpose(0, 2, 1)).transpose(0, 2, 1))
+    biases = np.asarray(np.linalg.solve(tokens, floats(forms[:, :, -1]).T).T)
+    matrices = _between(forms[:, :, :-1] - forms[:, :, -1:], tokens, last)
     size, far = float(np.linalg.norm(tokens[0])), float(np.linalg.norm(last[0]))
     scale = 2**0.5 / far
     return Scores(
@@ -220,14 +277,49 @@ def scores_of(
         scale * errors / size,
         scale * dropped / size + 0.0 * errors,
         errors / size,
-        [bool(np.any(np.abs(m) > UNSEEN * b)) for m, b in zip(matrices, scale * read_errors / size, strict=True)],
+        [
+            bool(namespace(matrices).any(abs(matrix) > UNSEEN * error))
+            for matrix, error in zip(matrices, (scale * read_errors / size).tolist(), strict=True)
+        ],
         ranks,
         *shown,
     )
 
 
-def choose_columns(rows: Floats, ranks: Integers, count: int) -> Integers:  # (heads, m, n) -> (count,)
+def _between(linear: Array, tokens: Floats, last: Floats) -> Array:  # (heads, width, width)
+    """What forms of tokens with last tokens are made of."""
+    if isinstance(linear, np.ndarray):
+        half = np.linalg.solve(tokens, linear)  # (heads, width, last tokens)
+        return np.asarray(np.linalg.solve(last, half.transpose(0, 2, 1)).transpose(0, 2, 1))
+    xp = namespace(linear)  # tokens are orthogonal, but for their digits
+    return xp.linalg.inv(like(tokens, linear)) @ linear @ xp.linalg.inv(like(last, linear)).T
+
+
+def some(rows: Array, columns: Integers) -> Array:  # (heads, m, n), (k,) -> (heads, m, k)
+    """Some columns of all heads."""
+    return rows[:, :, columns] if isinstance(rows, np.ndarray) else rows[:, :, Space.of(rows).indices(columns)]
+
+
+def largest_of(matrix: Array) -> float:
+    """The largest singular value; elsewhere than on the host that of the matrix times its transpose tells it."""
+    if isinstance(matrix, np.ndarray):
+        return spectral_norm(matrix)
+    square = matrix @ matrix.T if matrix.shape[0] < matrix.shape[1] else matrix.T @ matrix
+    return float(np.sqrt(np.linalg.eigvalsh(floats(square))[-1]))
+
+
+def wide_svd(rows: Array) -> tuple[Floats, Array]:  # (heads, m, n), m < n -> (heads, m), (heads, m, n)
+    """Singular values and right singular vectors of wide matrices on a device, those of their triangles on the host."""
+    xp = namespace(rows)
+    basis, triangle = xp.linalg.qr(xp.matrix_transpose(rows))
+    turn, sizes, _ = np.linalg.svd(floats(triangle), full_matrices=False)
+    return sizes, xp.matrix_transpose(basis @ like(turn, rows))
+
+
+def choose_columns(rows: Array, ranks: Integers, count: int) -> Integers:  # (heads, m, n) -> (count,)
     """Columns that span those of every head well: each time the one that adds most, as a product over heads."""
+    if not isinstance(rows, np.ndarray):
+        return _choose_elsewhere(wide_svd(rows)[1], ranks, count)
     _, _, right = svd(rows)
     spaces = [right[head, : max(int(rank), 1)].copy() for head, rank in enumerate(ranks)]
     chosen: list[int] = []
@@ -235,7 +327,7 @@ def choose_columns(rows: Floats, ranks: Integers, count: int) -> Integers:  # (h
         logs = np.zeros(rows.shape[2])
         for space in spaces:
             left = np.sum(space**2, axis=0)
-            if np.max(left) > 1e-6:  # else this head is spanned
+            if np.max(left) > SPANNED:  # else this head is spanned
                 logs += np.log(np.maximum(left, 1e-300))
         logs[chosen] = -np.inf
         pick = int(np.argmax(logs))
@@ -243,8 +335,29 @@ def choose_columns(rows: Floats, ranks: Integers, count: int) -> Integers:  # (h
         for number, space in enumerate(spaces):
             column = space[:, pick]
             size = np.linalg.norm(column)
-            if size > 1e-6:
+            if size > SPANNED:
                 spaces[number] = space - np.outer(column, column @ space) / size**2
+    return np.array(chosen, dtype=np.int64)
+
+
+def _choose_elsewhere(right: Array, ranks: Integers, count: int) -> Integers:  # (heads, m, n) -> (count,)
+    """The same on a device, for all heads at once."""
+    space, xp = Space.of(right), namespace(right)
+    within = np.arange(right.shape[1]) < np.maximum(ranks, 1)[:, None]
+    spaces = right * space.asarray(within.astype(float))[:, :, None]
+    taken = xp.zeros_like(right[0, 0, :])
+    chosen: list[int] = []
+    for _ in range(count):
+        left = xp.sum(spaces**2, axis=1)  # (heads, n)
+        shows = xp.max(left, axis=1, keepdims=True) > SPANNED  # else this head is spanned
+        logs = xp.sum(xp.where(shows, xp.log(xp.clip(left, 1e-300, None)), xp.zeros_like(left)), axis=0)
+        pick = int(xp.argmax(logs - taken))
+        chosen.append(pick)
+        taken[pick] = xp.inf
+        column = spaces[:, :, pick : pick + 1]
+        squares = xp.sum(column**2, axis=1, keepdims=True)
+        change = column @ (xp.matrix_transpose(column) @ spaces) / xp.clip(squares, 1e-300, None)
+        spaces = spaces - xp.where(squares > SPANNED**2, change, xp.zeros_like(change))
     return np.array(chosen, dtype=np.int64)
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from keyhole.arrays import Floats, Integers
+from keyhole.arrays import Array, Floats, Integers, Space, floats, like, median, namespace, to_numpy
 from keyhole.methods.base import Steps, Unrecoverable, together
 from keyhole.methods.multi_head.vector import scores as common
 from keyhole.methods.multi_head.vector.first_token import CLEAR
@@ -41,25 +41,27 @@ def ask_forms(reader: ScoreReader) -> Steps[Scores]:
     for block in range(1, len(reader.blocks)):
         ranks = common.ranks_above(rows, errors)
         rank = int(np.max(ranks))
-        coarse = bool(np.median(errors) > common.KNOWN * np.median(np.abs(rows)))
+        coarse = bool(median(errors) > common.KNOWN * median(abs(rows)))
         enough = whole if coarse else rank + 1
         chosen = common.choose_columns(rows, ranks, enough) if enough < whole - 1 else every
         more, wide = yield from reader.ask(block, chosen)
+        xp = namespace(rows)
         if enough < whole - 1:
-            allowed = common.errors_outside(rows[:, :, chosen], more, wide, ranks)
-            sizes = np.sqrt(np.mean(more**2, axis=(1, 2)))
+            known, further = floats(common.some(rows, chosen)), floats(more)
+            allowed = common.errors_outside(known, further, floats(wide), ranks)
+            sizes = np.sqrt(np.mean(further**2, axis=(1, 2)))
             telling = rank < rows.shape[1] or bool(np.all(allowed <= TELLING * sizes))
-            telling = telling and bool(np.all(common.steepness(rows[:, :, chosen], more, ranks) <= STEEPEST))
-            if telling and np.all(common.outside(rows[:, :, chosen], more, ranks) <= allowed):
+            telling = telling and bool(np.all(common.steepness(known, further, ranks) <= STEEPEST))
+            if telling and np.all(common.outside(known, further, ranks) <= allowed):
                 chosen = chosen[:rank]
                 dropped = allowed + CLEAR * common.spectral(errors)  # what rank and span may have left out
                 return (yield from reader.ask_columns(rows, errors, ranks, chosen, block, more, wide, dropped))
             others = np.setdiff1d(every, chosen)
             rest, wide_rest = yield from reader.ask(block, others)
             order = np.argsort(np.concatenate([chosen, others]))
-            more = np.concatenate([more, rest], axis=2)[:, :, order]
-            wide = np.concatenate([wide, wide_rest], axis=2)[:, :, order]
-        rows, errors = np.concatenate([rows, more], axis=1), np.concatenate([errors, wide], axis=1)
+            more = common.some(xp.concat([more, rest], axis=2), order)
+            wide = common.some(xp.concat([wide, wide_rest], axis=2), order)
+        rows, errors = xp.concat([rows, more], axis=1), xp.concat([errors, wide], axis=1)
     return reader.solve(rows, common.ranks_above(rows, errors), common.rms(errors), common.rms(errors))
 
 
@@ -80,7 +82,8 @@ class ScoreReader:
         self.per_query = common.affordable(queries, values, self.tokens, queries.filled, common.FINER)
         starts = range(0, self.width, self.per_query)
         self.blocks = [np.arange(first, min(first + self.per_query, self.width)) for first in starts]
-        self.own = [tokens_of @ values.matrices for tokens_of in (self.tokens[block] for block in self.blocks)]
+        self.work = Space.of(values.matrices)
+        self.own = [self.work.asarray(self.tokens[block]) @ values.matrices for block in self.blocks]
         self.inverses = [common.inverse_of(own) for own in self.own]
         self.mended: list[Floats | None] = [None] * len(self.blocks)
         self.condition = max(common.worst_of(inverse) for inverse in self.inverses) * self.size
@@ -88,55 +91,69 @@ class ScoreReader:
         mixed = values.error * self.size * (self.heads / self.per_query) ** 0.5
         self.noise = float(np.hypot(values.noise, mixed))
 
-    def _correct(self, block: int, answers: Floats) -> None:
+    def _correct(self, block: int, answers: Array) -> None:
         """Correct the values of a block along the weak directions, by what its answers leave over."""
         own, weak = self.own[block], self.values.weak
         heads, count, outputs = own.shape
-        flat, spare = own.reshape(-1, outputs), outputs - heads * count
+        xp, spare = self.work.xp, outputs - heads * count
         self.mended[block] = np.zeros((count, weak.shape[0]))
         if weak.shape[0] == 0 or spare * answers.shape[0] < SPARE * count * weak.shape[0]:
             return
-        beyond = np.linalg.qr(flat.T, mode="complete")[0][:, heads * count :]  # (outputs, spare)
-        weights = (answers @ self.inverses[block]).reshape(-1, heads, count)
-        effects = np.einsum("nhk,bhs->nskb", weights, weak @ beyond, optimize=True).reshape(
-            answers.shape[0] * spare, -1
-        )
+        flat = xp.reshape(own, (-1, outputs))
+        beyond = self._beyond(flat, self.inverses[block])
+        weights = xp.reshape(answers @ self.inverses[block], (-1, heads, count))
+        shown = xp.permute_dims(self.work.asarray(weak) @ beyond, (1, 2, 0))  # (heads, spare, n)
+        effects = xp.permute_dims(weights, (0, 2, 1)) @ xp.reshape(shown, (heads, -1))
+        effects = xp.permute_dims(xp.reshape(effects, (answers.shape[0], count, spare, -1)), (0, 2, 1, 3))
+        effects = xp.reshape(effects, (answers.shape[0] * spare, -1))
         # As much as values may be off by, no more: where nothing of them shows outside, answers tell nothing of it.
         likely = self.size * float(np.max(self.values.spread))
         held = (self.noise / likely) ** 2 * np.eye(effects.shape[1])
-        solution = np.linalg.solve(effects.T @ effects + held, effects.T @ (answers @ beyond).ravel())
-        change = solution.reshape(count, -1)
+        squares, right = floats(effects.T @ effects), floats(effects.T @ xp.reshape(answers @ beyond, (-1,)))
+        change = floats(np.linalg.solve(squares + held, right)).reshape(count, -1)
         self.mended[block] = change
-        self.own[block] = own + np.einsum("kb,bho->hko", change, weak)
+        self.own[block] = own + self.work.asarray(np.einsum("kb,bho->hko", change, weak))
         self.inverses[block] = common.inverse_of(self.own[block])
 
-    def corrected_values(self) -> Floats:  # (heads, width, outputs)
+    def _beyond(self, flat: Array, inverse: Array) -> Array:  # (n, outputs), (outputs, n) -> (outputs, outputs − n)
+        """Orthonormal directions of answers that the values of a block do not reach."""
+        xp, (count, outputs) = self.work.xp, flat.shape
+        if self.work.on_cpu:
+            return xp.linalg.qr(flat.T, mode="complete")[0][:, count:]
+        drawn = self.work.normal(self.queries.rng, outputs, outputs - count)
+        for _ in range(2):  # the second time takes what the first has left by rounding
+            drawn = xp.linalg.qr(drawn - inverse @ (flat @ drawn))[0]
+        return drawn
+
+    def corrected_values(self) -> Array:  # (heads, width, outputs)
         """The values of all heads with the corrections of all blocks."""
         changes = [change for change in self.mended if change is not None]
         if len(changes) < len(self.blocks) or self.values.weak.shape[0] == 0:
             return self.values.matrices
         shares = np.linalg.solve(self.tokens, np.concatenate(changes))  # (width, n)
-        return np.asarray(self.values.matrices + np.einsum("db,bho->hdo", shares, self.values.weak))
+        weak = self.work.asarray(self.values.weak.transpose(1, 0, 2))  # (heads, n, outputs)
+        return self.values.matrices + self.work.asarray(shares) @ weak
 
-    def ask(self, block: int, columns: Integers) -> Steps[tuple[Floats, Floats]]:  # -> twice (heads, k, columns)
+    def ask(self, block: int, columns: Integers) -> Steps[tuple[Array, Array]]:  # -> twice (heads, k, columns)
         """Forms u·(M·g + c) of a block of tokens with some of the last tokens, and their radii."""
         logits, errors, scale = yield from self.ask_logits(block, columns)
-        return logits / scale, errors / scale
+        scales = self.work.asarray(scale)
+        return logits / scales, errors / scales
 
     def ask_logits(
         self, block: int, columns: Integers, sign: float = 1.0
-    ) -> Steps[tuple[Floats, Floats, Floats]]:  # -> twice (heads, k, columns), (columns,)
+    ) -> Steps[tuple[Array, Array, Floats]]:  # -> twice (heads, k, columns), (columns,)
         """Logits of a block of tokens, or of their opposites, their radii, and by what tokens were shortened."""
-        queries, heads = self.queries, self.heads
+        queries, heads, work, xp = self.queries, self.heads, self.work, self.work.xp
         members = self.blocks[block]
-        forms, form_errors = np.zeros((2, heads, members.size, columns.size))
+        forms, form_errors = (work.zeros(heads, members.size, columns.size) for _ in range(2))
         scale = np.ones(columns.size)
         left, usual = np.arange(columns.size, dtype=np.int64), np.zeros(heads)
         noise = self.noise
         for _ in range(HALVINGS):
             zeros = np.zeros(left.size, dtype=np.int64)
             added = [(self.tokens[[member]], zeros, sign * scale[left]) for member in members]
-            answers = (yield from queries.ask("scores", self.last, columns[left], added))[:, 0]
+            answers = work.asarray((yield from queries.ask("scores", self.last, columns[left], added))[:, 0])
             if self.mended[block] is None:
                 self._correct(block, answers)
             if np.all(scale == 1.0):
@@ -145,27 +162,31 @@ class ScoreReader:
                     queries, self.values, answers, self.own[block], self.inverses[block], share, self.noise
                 )
             inverse = self.inverses[block]
-            weights = (answers @ inverse / (sign * scale[left][:, None])).reshape(left.size, heads, members.size)
-            rest = 1 - np.sum(weights, axis=2, keepdims=True)
+            scales = work.asarray(scale[left])[:, None]
+            weights = xp.reshape(answers @ inverse / (sign * scales), (left.size, heads, members.size))
+            rest = 1 - xp.sum(weights, axis=2, keepdims=True)
             errors = common.weight_errors(self.values, self.tokens[members], weights, inverse, noise)
-            errors = errors / scale[left][:, None, None]
+            errors = errors / scales[:, :, None]
             some = (weights > 0) & (rest > 0)
-            logits, steep = queries.logits(np.where(some, weights, 1.0) / np.where(some, rest, 1.0))
-            form_error = steep * np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
-            even = (members.size + 1) * np.median(np.linalg.norm(errors, axis=2), axis=0)  # where all weights are equal
-            usual = np.maximum(usual, np.minimum(np.median(form_error, axis=(0, 2)), self.unusual * even))
+            ones = xp.ones_like(weights)
+            logits, steep = queries.logits(xp.where(some, weights, ones) / xp.where(some, rest, ones))
+            lengths = xp.linalg.vector_norm(errors, axis=2, keepdims=True)
+            form_error = steep * xp.hypot(errors / weights, lengths / rest)
+            even = (members.size + 1) * median(lengths[:, :, 0], (0,))  # where all weights are equal
+            usual = np.maximum(usual, np.minimum(median(form_error, (0, 2)), self.unusual * even))
             if np.any(even > common.SHARPEST):
                 raise Unrecoverable(
                     Outcome.TOO_NOISY,
                     f"{int(np.sum(even > common.SHARPEST))} of {heads} heads answer too faintly beside the others for "
                     f"their weights to be read: use an oracle of higher precision",
                 )
-            most = np.minimum(common.SHARPEST, self.unusual * usual)[:, None]
-            good = np.all(some & (form_error < most), axis=(1, 2))
+            most = work.asarray(np.minimum(common.SHARPEST, self.unusual * usual))[:, None]
+            good = to_numpy(xp.all(some & (form_error < most), axis=(1, 2)))
             taken = left[good]
             if taken.size:
-                forms[:, :, taken] = logits[good].transpose(1, 2, 0)
-                form_errors[:, :, taken] = form_error[good].transpose(1, 2, 0)
+                places = work.indices(np.flatnonzero(good))
+                for found, each in ((forms, logits), (form_errors, form_error)):
+                    found[:, :, work.indices(taken)] = xp.permute_dims(xp.take(each, places, axis=0), (1, 2, 0))
             left = left[~good]
             if not left.size:
                 return forms, form_errors, scale
@@ -176,32 +197,31 @@ class ScoreReader:
 
     def ask_columns(
         self,
-        rows: Floats,
-        row_errors: Floats,
+        rows: Array,
+        row_errors: Array,
         ranks: Integers,
         kept: Integers,
         block: int,
-        more: Floats,
-        more_errors: Floats,
+        more: Array,
+        more_errors: Array,
         dropped: Floats,
     ) -> Steps[Scores]:
         """All other tokens at the last ones that are kept."""
         columns, wide = (
-            [rows[:, :, kept], more[:, :, : kept.size]],
-            [row_errors[:, :, kept], more_errors[:, :, : kept.size]],
+            [common.some(rows, kept), more[:, :, : kept.size]],
+            [common.some(row_errors, kept), more_errors[:, :, : kept.size]],
         )
         others = yield from together([self.ask(number, kept) for number in range(block + 1, len(self.blocks))])
         for forms, errors in others:
             columns.append(forms)
             wide.append(errors)
-        whole, errors, left_out = common.cross_scores(
-            rows, row_errors, kept, np.concatenate(columns, axis=1), np.concatenate(wide, axis=1), ranks, dropped
-        )
+        every, every_error = (self.work.xp.concat(each, axis=1) for each in (columns, wide))
+        whole, errors, left_out = common.cross_scores(rows, row_errors, kept, every, every_error, ranks, dropped)
         return self.solve(whole, ranks, errors, common.rms(row_errors), left_out)
 
     def solve(
         self,
-        forms: Floats,  # (heads, width, width + 1)
+        forms: Array,  # (heads, width, width + 1)
         ranks: Integers,
         errors: Floats,
         read_errors: Floats,  # (heads,) of what was read
@@ -216,4 +236,6 @@ class ScoreReader:
         if not np.any(origin):
             return found
         wider = found.bias_errors + (found.errors + found.dropped) * float(np.linalg.norm(origin))
-        return replace(found, biases=found.biases - found.matrices @ origin, bias_errors=wider)
+        return replace(
+            found, biases=found.biases - floats(found.matrices @ like(origin, found.matrices)), bias_errors=wider
+        )

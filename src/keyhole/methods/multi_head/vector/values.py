@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keyhole.arrays import ROUNDING_DEVIATIONS, Floats, Integers, floats
+from keyhole.arrays import ROUNDING_DEVIATIONS, Array, Floats, Integers, Space, floats, namespace, times
 from keyhole.methods.base import Steps
+from keyhole.methods.multi_head.vector.device_fits import TokensData, TokensFit, fit_tokens, guess_tokens
 from keyhole.methods.multi_head.vector.first_token import CLEAR, ENOUGH, LARGEST, MISFIT, FirstToken
 from keyhole.methods.multi_head.vector.probe import HeadsHidden, Shares, Spans, VectorQueries
 from keyhole.methods.multi_head.vector.token_fit import TokenData, TokenFit, fit_token, guess_logits
+from keyhole.numerics.orthogonal import orthonormal
 from keyhole.numerics.svd import condition, least_squares, singular_values, svd
 from keyhole.recovery import Outcome
 
@@ -51,6 +54,8 @@ WEAK, MOST_WEAK = 0.05, 6
 STRESS = 2.0
 # Values from spans that may be off by more than this part of them are not used: all tokens are read instead.
 BLURRED = 1e-4
+# Numbers of token fits that are held at a time on a device.
+TOGETHER = 2**30
 # Queries that test whether a few tokens told the values of all.
 TESTS = 2
 
@@ -59,7 +64,7 @@ TESTS = 2
 class VectorValues:
     """The values of all heads."""
 
-    matrices: Floats  # (heads, width, outputs)
+    matrices: Array  # (heads, width, outputs), where large matrices are worked with
     ranks: Integers  # (heads,)
     tokens: int  # read
     error: float  # deviation of one value of a unit token, as far as answers tell
@@ -72,7 +77,7 @@ class VectorValues:
     @property
     def sharp(self) -> bool:
         """Whether values are known so well that what they are off by cannot be taken for what heads do."""
-        sizes = np.sqrt(np.mean(self.matrices**2, axis=(1, 2)))
+        sizes = np.sqrt(floats(namespace(self.matrices).mean(self.matrices**2, axis=(1, 2))))
         return bool(np.all(np.sqrt(np.mean(self.spread**2, axis=1)) <= BLURRED * sizes))
 
 
@@ -98,6 +103,16 @@ def ask_values(queries: VectorQueries, start: FirstToken) -> Steps[VectorValues]
         yield from reader.ask(count)
 
 
+@dataclass(frozen=True)
+class _Read:
+    """What is read of one token."""
+
+    values: Floats  # (heads, outputs)
+    residual: float
+    condition: float  # errors of values over those of answers
+    errors: Floats  # (draws, heads, outputs) that the values may have
+
+
 class _ValueReader:
     def __init__(self, queries: VectorQueries, start: FirstToken) -> None:
         if queries.longest < min(COPIES):
@@ -109,7 +124,7 @@ class _ValueReader:
         self.more = 1 + (queries.patience - 1) / MILDER
         drawn = queries.rng.standard_normal((queries.width, queries.width))
         drawn[0] = start.token
-        self.basis = np.linalg.qr(drawn.T)[0].T  # the first is that of the known token
+        self.basis = orthonormal(queries.work, drawn)  # the first is that of the known token
         self.basis[0] = start.token / np.linalg.norm(start.token)
         self.tokens: list[Floats] = [self.basis[0]]
         size = np.linalg.norm(start.token)
@@ -180,16 +195,14 @@ class _ValueReader:
             tokens = self.queries.on_grid(self.size * self.shrink * self.basis[missing])
             answers = yield from self._ask(tokens)
             failed = []
-            for place, number in enumerate(missing):
-                fit = self._fit(answers[place], tokens[place])
-                if fit.residual <= self._allowed():
-                    length = float(np.linalg.norm(tokens[place]))
-                    errors = self._errors(fit, answers[place].shape[:2])
-                    fits[number] = (tokens[place] / length, fit.values / length, errors / length)
-                    self.noise = max(self.noise, fit.residual)
-                    self.error = max(self.error, fit.state.condition * max(fit.residual, self.queries.noise) / length)
-                else:
+            for number, token, read in zip(missing, tokens, self._read(answers, tokens), strict=True):
+                if read is None:
                     failed.append(number)
+                    continue
+                length = float(np.linalg.norm(token))
+                fits[number] = (token / length, read.values / length, read.errors / length)
+                self.noise = max(self.noise, read.residual)
+                self.error = max(self.error, read.condition * max(read.residual, self.queries.noise) / length)
             missing = failed
             if not missing:
                 break
@@ -219,6 +232,79 @@ class _ValueReader:
         answers = yield from queries.ask_each("values", self.start.last, last, each)
         return answers.reshape(count, self.chosen.size, len(self.copies), queries.outputs)
 
+    def _read(self, answers: Floats, tokens: Floats) -> Iterable[_Read | None]:  # (n, groups, copies, outputs)
+        """What tokens are fitted by; None for those that are not."""
+        if not self.queries.work.on_cpu:
+            return self._read_together(answers, tokens)
+        return (self._read_alone(*each) for each in zip(answers, tokens, strict=True))
+
+    def _read_alone(self, answers: Floats, token: Floats) -> _Read | None:
+        fit = self._fit(answers, token)
+        if not fit.residual <= self._allowed():
+            return None
+        return _Read(fit.values, fit.residual, fit.state.condition, self._errors(fit, answers.shape[:2]))
+
+    def _read_together(self, answers: Floats, tokens: Floats) -> Iterable[_Read | None]:
+        """The same for all tokens at once, on the device, as many together as do not fill it."""
+        groups, heads = self.chosen.size, self.start.heads
+        each = (groups * heads) ** 2 * 3 + groups * heads**2 * (2 * heads + 1) * 2
+        together = max(1, TOGETHER // each)
+        for first in range(0, len(tokens), together):
+            some = slice(first, first + together)
+            yield from self._read_some(answers[some], tokens[some])
+
+    def _read_some(self, answers: Floats, tokens: Floats) -> list[_Read | None]:
+        space, start, allowed = self.queries.work, self.start, self._allowed()
+        held, copies, ends = (np.array(each, dtype=float) for each in zip(*self.copies, strict=True))
+        odds = np.exp(start.logits[self.chosen])[:, None, :] * (held / ends)[:, None]
+        asked = TokensData(
+            answers=space.asarray(answers),
+            odds=space.asarray(odds),
+            copies=space.asarray(np.tile(copies / ends, (self.chosen.size, 1))),
+            known=space.asarray(start.values),
+            total=space.asarray(tokens @ self.queries.linear),
+        )
+        enough = ENOUGH * self.queries.noise
+        guess, nothing = guess_tokens(space, asked), space.zeros(len(tokens), self.chosen.size, start.heads)
+        reads = self._reads_of(fit_tokens(space, asked, nothing if guess is None else guess, enough), allowed)
+        missing = [n for n, read in enumerate(reads) if read is None]
+        if guess is not None and missing:  # values that share a direction spoil the guess
+            index = space.indices(missing)
+            fewer = replace(
+                asked,
+                answers=space.xp.take(asked.answers, index, axis=0),
+                total=space.xp.take(asked.total, index, axis=0),
+            )
+            again = self._reads_of(fit_tokens(space, fewer, nothing[: len(missing), ...], enough), allowed)
+            for n, read in zip(missing, again, strict=True):
+                reads[n] = read
+        return reads
+
+    def _reads_of(self, fit: TokensFit, allowed: float) -> list[_Read | None]:
+        """What was fitted, with errors by those of the answers and by those of what is known of the other token."""
+        space, start, queries = self.queries.work, self.start, self.queries
+        xp, draws = space.xp, start.value_draws
+        tokens, groups, many, heads = fit.weights.shape
+        sizes = [
+            queries.residual_error(float(each), fit.freedom, start.logits[self.chosen], start.values)
+            for each in fit.residual
+        ]
+        shape = (tokens, draws.shape[0], groups * many + 1, fit.frame.shape[2])
+        changes = space.normal(queries.rng, *shape) * space.asarray(sizes)[:, None, None, None]
+        # (draws, J, heads), and weights (tokens, 1, J, heads)
+        logits = space.asarray(np.repeat(start.logit_draws[:, self.chosen], many, axis=1))
+        known, new = (xp.reshape(each, (tokens, 1, groups * many, heads)) for each in (fit.others, fit.weights))
+        inner = space.asarray(start.values) @ fit.frame  # (tokens, heads, q)
+        own = (known * (1 - known) * logits) @ inner[:, None, :, :]
+        own = own - (known * new * logits) @ (fit.values @ fit.frame)[:, None, :, :]
+        own = own + known @ (space.asarray(draws) @ fit.frame[:, None, :, :])
+        changes[:, :, :-1, :] -= own
+        moved, values = floats(fit.respond(changes)[1]), floats(fit.values)
+        return [
+            _Read(values[n], float(residual), float(fit.condition[n]), moved[n]) if residual <= allowed else None
+            for n, residual in enumerate(fit.residual)
+        ]
+
     def _fit(self, answers: Floats, token: Floats) -> TokenFit:  # (groups, copies, outputs)
         groups, many, outputs = answers.shape
         held, copies, ends = (np.tile(np.array(each, dtype=float), groups) for each in zip(*self.copies, strict=True))
@@ -247,7 +333,7 @@ class _ValueReader:
         """Errors that values may have: by those of the answers, and by those of what is known of the other token."""
         start, draws = self.start, self.start.value_draws
         group = np.repeat(np.arange(shape[0]), shape[1])
-        size = self.queries.residual_error(fit, start.logits[self.chosen], start.values)
+        size = self.queries.residual_error(fit.residual, fit.freedom, start.logits[self.chosen], start.values)
         changes = size * self.queries.rng.standard_normal((draws.shape[0], group.size + 1, self.queries.outputs))
         logits = start.logit_draws[:, self.chosen][:, group]  # (draws, J, heads)
         known, new = fit.state.others, fit.state.weights
@@ -301,16 +387,18 @@ class _ValueReader:
         ranks = [len(span) for span in spans]
         together = np.concatenate(spans)
         ends = np.cumsum([0, *ranks])
-        matrices = [known.matrix[:, ends[h] : ends[h + 1]] @ spans[h] for h in range(heads)]
-        stacked = np.stack(matrices)
-        told = np.stack(self.tokens) @ stacked
+        work = Space.of(known.matrix)
+        matrices = [known.matrix[:, ends[h] : ends[h + 1]] @ work.asarray(spans[h]) for h in range(heads)]
+        stacked = work.xp.stack(matrices)
+        told = floats(work.asarray(np.stack(self.tokens)) @ stacked)
         # Read once more from the sum over heads: what spans are wrong by, of which fitting them hides a part.
         hides = 2 * count / (count - max(ranks))
         apart = np.sqrt(np.mean((told - values) ** 2, axis=1)) * hides  # (heads, outputs)
         drawn = np.sqrt(np.mean(np.stack(self.draws, axis=2) ** 2, axis=(0, 2)))
         error = max(self.error, float(np.sqrt(np.mean(apart**2))))
-        turn, sizes, _ = svd(together)
-        low = turn[:, sizes < WEAK * np.median(sizes)][:, -MOST_WEAK:].T  # (n, all ranks)
+        turn, sizes = svd(together)[:2] if known.turn is None or known.sizes is None else (known.turn, known.sizes)
+        weakest = int(np.sum(sizes < WEAK * np.median(sizes)))
+        low = floats(turn)[:, sizes.size - min(weakest, MOST_WEAK) : sizes.size].T  # (n, all ranks)
         weak = np.stack([low[:, ends[h] : ends[h + 1]] @ spans[h] for h in range(heads)], axis=1)
         return VectorValues(
             matrices=stacked,
@@ -319,7 +407,7 @@ class _ValueReader:
             error=error,
             spread=np.maximum(np.maximum(STRESS * drawn, apart), np.maximum(error, known.moved)),
             noise=self.noise,
-            draws=stacked[None][:0],
+            draws=np.zeros((0, *stacked.shape)),
             weak=weak,
             traded=float(np.sqrt(np.mean(drawn**2))),
         )
@@ -337,7 +425,7 @@ class _ValueReader:
         answers = yield from queries.ask("values", self.start.last, last, [(tokens, every, np.ones(TESTS))])
         rests = []
         for token, answer in zip(tokens, answers[:, 0], strict=True):
-            values = token @ vector_values.matrices
+            values = times(token, vector_values.matrices)
             rests.append(answer - values.T @ least_squares(values.T, answer))
         error = vector_values.noise + vector_values.error * queries.scale * heads**0.5
         return bool(np.sqrt(np.mean(np.square(rests))) <= MISFIT * error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -42,6 +43,8 @@ ORIGIN = 0.5
 @dataclass
 class NormedQueries(VectorQueries):
     """Vectors of answers inside the norm, of width − 1 numbers, less what the last token makes of itself."""
+
+    on_device: ClassVar[bool] = False
 
     affine: Affine = field(kw_only=True)
     first_round: int = 8

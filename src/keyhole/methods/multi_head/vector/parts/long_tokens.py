@@ -8,6 +8,7 @@ of natural norms do not allow: the last token's own logit would be part of every
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -76,6 +77,8 @@ class Odds:
 @dataclass
 class LongQueries(VectorQueries):
     """The oracle, asked with long tokens before short last ones, those between being zero."""
+
+    on_device: ClassVar[bool] = False
 
     before: int = 0  # zero tokens before all others
     odds: Odds = field(default_factory=lambda: Odds(np.ones(1)))
