@@ -23,6 +23,9 @@ from keyhole.recovery import Outcome
 QUERIES, UNKNOWN_LOGIT = 8, 0.15
 # The same for fine answers, each of which can decide alone; and the largest entry of a distance over what so few show.
 FEW_QUERIES, KNOWN_LOGIT, LARGEST = 2, 0.07, 6.0
+# Of wide heads, beside whose queries these are few, one for each so many numbers of a token: distances that do not show
+# are most of what predictions are off by, the more the wider heads are, and n queries narrow them by the fourth root.
+WIDTH_EACH = 192
 COPIES = 2
 # Two logits of ±x move the weight by this much x² while x is small, and by this much at most.
 CURVATURE, MOST_SHIFT = 1 / 27, 1 / 6
@@ -33,7 +36,7 @@ SHORTEST = 1e-3
 def ask_distances(queries: VectorQueries, found: MultiHead, radius: MultiHead) -> Steps[Floats]:  # (heads,)
     """How far apart scores of two heads that pass for one may be, per unit token; ends where one is two for sure."""
     space, noise, heads = queries.signature.space, queries.signature.noise, len(found.heads)
-    count = QUERIES if queries.coarse else FEW_QUERIES
+    count = QUERIES if queries.coarse else max(FEW_QUERIES, queries.width // WIDTH_EACH)
     if queries.width == 1:  # no token of any length has a logit of zero
         return np.zeros(heads)
     pairs = [_undecided(queries, count, *each) for each in zip(found.heads, radius.heads, strict=True)]
