@@ -23,9 +23,9 @@ CASES = {(5, 3, 2): (20_000, 10), (6, 4, 2): (20_000, 10), (6, 4, 3): (20_000, 1
 # σ of layers whose S is refined on large margins, and seeds.
 SHARP, SHARP_SEEDS, SHARP_CASES = (2.0, 5.0, 10.0), 3, ((8, 4, 2), (6, 4, 3), (8, 3, 3))
 # Hull errors of a prototype, Gaussian inputs, (8, 2, m), σ = 1.
-COUNTS = (1_000, 10_000, 100_000, 1_000_000)
+COUNTS = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 PROTOTYPE = {2: (0.07, 0.015, 0.0012, 0.0001), 3: (0.46, 0.11, 0.028, 0.007), 4: (0.75, 0.36, 0.12, 0.039)}
-GROWTH_SEEDS = {1_000: 3, 10_000: 3, 100_000: 3, 1_000_000: 1}
+GROWTH_SEEDS = {1_000: 3, 10_000: 3, 100_000: 3, 1_000_000: 1, 10_000_000: 1}
 PAPER = PhaseSettings(by_head=False)
 
 
@@ -128,13 +128,14 @@ def growth(kept: Kept) -> str:
     measured = {
         f"{count} m = {m}": partial(_growth, count, m, theirs)
         for position, count in enumerate(COUNTS)
-        for m, theirs in ((m, PROTOTYPE[m][position]) for m in PROTOTYPE)
+        for m, theirs in ((m, each[position] if position < len(each) else None) for m, each in PROTOTYPE.items())
     }
-    columns = ["examples", "m", "error of the hull: phases alone", "by head", "prototype's", "ratio", "seeds", "s"]
+    columns = ["examples", "m", "error of the hull: phases alone", "by head", "prototype's", "ratio of phases alone"]
+    columns += ["seeds", "s"]
     return markdown(columns, kept.rows_of("growth", measured))
 
 
-def _growth(count: int, m: int, theirs: float) -> Row:
+def _growth(count: int, m: int, theirs: float | None) -> Row:
     found, spent = [], []
     for seed in range(GROWTH_SEEDS[count]):
         rng = np.random.default_rng([seed, m, 77])
@@ -147,7 +148,8 @@ def _growth(count: int, m: int, theirs: float) -> Row:
         found.append([from_hull(layer.hull, truth), from_hull(by_head, truth)])
         spent.append(process_time() - began)
     alone, middle = np.median(found, axis=0)
-    row = [f"{count:,}", m, f"{alone:.2g}", f"{middle:.2g}", f"{theirs:g}", f"{middle / theirs:.2f}", len(found)]
+    prototype = ["", ""] if theirs is None else [f"{theirs:g}", f"{alone / theirs:.2f}"]
+    row = [f"{count:,}", m, f"{alone:.2g}", f"{middle:.2g}", *prototype, len(found)]
     return [*row, f"{np.median(spent):.1f}"]
 
 

@@ -18,6 +18,7 @@ from keyhole.errors import FileError, UsageError
 from keyhole.executors.base import FutureCrew, OneProcess
 from keyhole.executors.processes import OwnProcesses
 from keyhole.recovery import Outcome
+from keyhole.report.text.recovery import describe_layer
 from keyhole.samples.sharded import method
 from keyhole.samples.sharded.source import ShardSource, keys_of
 from keyhole.samples.sharded.survey import draw, survey
@@ -236,6 +237,7 @@ def test_bad_shards_are_named_and_skipped_on_request(folder: Path, truth: kh.Att
     assert result.certified
     skipped = result.stats.details["shards"]["skipped"]
     assert [Path(name).name for name in skipped] == ["5.npz", "6.npz", "7.npz", "8.npz"]
+    assert dict(describe_layer(result, ""))["left out"].startswith("4 bad shards: ")
     with pytest.raises(FileError, match="holds no examples"):
         learn(folder / "6.npz", skip_bad=True)
 

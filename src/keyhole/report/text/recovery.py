@@ -16,6 +16,9 @@ UNTOLD = ("noise", "server", "diagnosis_")
 # Outcomes whose radii no answer has contradicted.
 PROVEN = (Outcome.CERTIFIED, Outcome.UNCERTIFIED)
 
+# Bad shards that are named one by one.
+NAMED = 4
+
 
 def describe(result: Recovery, label: str, distance: float | None = None) -> Iterator[tuple[str, str]]:
     """What a person wants to know of a recovery, as (word, sentence) pairs."""
@@ -130,6 +133,9 @@ def describe_layer(result: Recovery, label: str, distance: float | None = None) 
     yield from _outcome(result, "data", label)
     yield "method", ", ".join([result.method, *_starts(details)])
     yield "examples", f"{stats.queries:,} to learn from, {stats.heldout_queries:,} held out"
+    if skipped := details.get("shards", {}).get("skipped"):
+        faults = [*list(skipped.values())[:NAMED], *(["…"] if len(skipped) > NAMED else [])]
+        yield "left out", f"{len(skipped)} bad shard{'s' * (len(skipped) != 1)}: {'; '.join(faults)}"
     if "noise_evidence" in details:
         yield "noise", f"{details['noise_found']}: {details['noise_evidence']}"
     if "samples" in details:
