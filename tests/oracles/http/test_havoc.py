@@ -106,7 +106,8 @@ def test_havoc_ends_in_the_right_result_or_a_clear_error(
         assert kh.distance(result.params, head()) < 1e-12
         assert sum(state.done[fault] for fault in FAULTS[name]) > 0
         assert state.delivered
-        assert not state.delivered - expected  # what arrived was never asked again
+        # What arrived was never asked again; where rounding decides what is asked, it may be another query than here.
+        assert not [query for query, times in state.delivered.items() if times > max(1, expected[query])]
 
 
 def test_a_server_that_is_restarted_mid_run(tmp_path: Path) -> None:
