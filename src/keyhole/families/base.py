@@ -244,9 +244,14 @@ class Family(Protocol):
         return False
 
     @property
+    def label_names(self) -> tuple[int, ...]:
+        """What may be answered where answers are labels; none where they are numbers."""
+        return ()
+
+    @property
     def tells_labels(self) -> bool:
         """Whether an answer is a label, which is right or wrong, and not a number."""
-        return False
+        return bool(self.label_names)
 
     def numbers(self) -> Family:
         """The family of the numbers behind labels; itself where answers are numbers."""

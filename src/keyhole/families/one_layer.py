@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from typing import ClassVar
 
@@ -198,10 +198,7 @@ class OneLayer(Family):
 
     def as_single_tokens(self, tokens: Array) -> Array | None:  # (batch, length, width) -> (batch, width)
         """What the only head mixes of their tokens; None beside a residual, or of several heads."""
-        if self.residual or not isinstance(self.attention, SingleHead):
-            return None
-        eye = namespace(tokens).eye(self.width, dtype=tokens.dtype, device=tokens.device)
-        return replace(self.attention, value=eye, output_bias=None)(tokens)
+        return None if self.residual else self.attention.as_single_tokens(tokens)
 
     def onto_kinks(self, x: Floats, rng: np.random.Generator) -> Floats:  # (n, width) -> (n, width)
         """The points moved, as single tokens, onto a kink of the net each."""

@@ -353,6 +353,8 @@ def _explain_miss(
 def _refuted(params: Family, signature: Signature, asked: HeldOut, compared: Comparison) -> Floats | None:
     """The single tokens for which sequences count that are not answered as predicted; None where that is not known."""
     wrong = np.any(~(compared.ratios <= 1.0).reshape(asked.usual.size, -1), axis=1)
+    if compared.labels:  # those of classes that were not known
+        wrong &= ~np.isin(compared.answers, params.label_names)
     places, first = [], 0
     for plan in asked.plans:
         tokens = params.as_single_tokens(plan.tokens(0, plan.count, signature.space, signature.width))
