@@ -259,7 +259,7 @@ class Family(Protocol):
 
     @property
     def constant(self) -> Array | None:
-        """What is added to every answer, whatever the query."""
+        """What every answer has, whatever the query: to predict it says nothing."""
         return None
 
     @property

@@ -196,6 +196,13 @@ class OneLayer(Family):
         attention = self.attention.with_arrays(parts["attention"])
         return OneLayer(attention, self.ffn.with_arrays(parts["ffn"]), self.residual)
 
+    @property
+    def constant(self) -> Array:
+        """The answer to a token of zero."""
+        like = self.heads[0].value
+        xp = namespace(like)
+        return self(xp.zeros((1, 1, self.width), dtype=like.dtype, device=like.device))[0]
+
     def as_single_tokens(self, tokens: Array) -> Array | None:  # (batch, length, width) -> (batch, width)
         """What the only head mixes of their tokens; None beside a residual, or of several heads."""
         return None if self.residual else self.attention.as_single_tokens(tokens)
