@@ -252,9 +252,14 @@ class Family(Protocol):
         return False
 
     @property
+    def label_names(self) -> tuple[int, ...]:
+        """What may be answered where answers are labels; none where they are numbers."""
+        return ()
+
+    @property
     def tells_labels(self) -> bool:
         """Whether an answer is a label, which is right or wrong, and not a number."""
-        return False
+        return bool(self.label_names)
 
     def numbers(self) -> Family:
         """The family of the numbers behind labels; itself where answers are numbers."""
@@ -262,7 +267,7 @@ class Family(Protocol):
 
     @property
     def constant(self) -> Array | None:
-        """What is added to every answer, whatever the query."""
+        """What every answer has, whatever the query: to predict it says nothing."""
         return None
 
     @property

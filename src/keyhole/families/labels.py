@@ -58,9 +58,9 @@ class Labels(Family):
         return None
 
     @property
-    def tells_labels(self) -> bool:
-        """An answer is a label."""
-        return True
+    def label_names(self) -> tuple[int, ...]:
+        """What is answered."""
+        return self.labels
 
     def numbers(self) -> SingleHead | MultiHead:
         """The attention."""
@@ -146,6 +146,10 @@ class Labels(Family):
         pulled = float(margins(steps[:1], self.attention.without_attention())[0]) / size
         off = rng.choice([pulled, steps[0], -steps[0]]) * 10.0 ** -rng.uniform(*PARTS)
         return np.asarray(tokens + (steps[0] + off) * direction)
+
+    def as_single_tokens(self, tokens: Array) -> Array | None:  # (batch, length, width) -> (batch, width)
+        """Those of the attention."""
+        return self.attention.as_single_tokens(tokens)
 
     def simplest(self) -> Labels:
         """The parameters in the smallest family that holds them: one head inside is a SingleHead."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from typing import ClassVar
 
@@ -196,12 +196,16 @@ class OneLayer(Family):
         attention = self.attention.with_arrays(parts["attention"])
         return OneLayer(attention, self.ffn.with_arrays(parts["ffn"]), self.residual)
 
+    @property
+    def constant(self) -> Array:
+        """The answer to a token of zero."""
+        like = self.heads[0].value
+        xp = namespace(like)
+        return self(xp.zeros((1, 1, self.width), dtype=like.dtype, device=like.device))[0]
+
     def as_single_tokens(self, tokens: Array) -> Array | None:  # (batch, length, width) -> (batch, width)
         """What the only head mixes of their tokens; None beside a residual, or of several heads."""
-        if self.residual or not isinstance(self.attention, SingleHead):
-            return None
-        eye = namespace(tokens).eye(self.width, dtype=tokens.dtype, device=tokens.device)
-        return replace(self.attention, value=eye, output_bias=None)(tokens)
+        return None if self.residual else self.attention.as_single_tokens(tokens)
 
     def onto_kinks(self, x: Floats, rng: np.random.Generator) -> Floats:  # (n, width) -> (n, width)
         """The points moved, as single tokens, onto a kink of the net each."""

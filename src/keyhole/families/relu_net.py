@@ -143,6 +143,15 @@ class ReluNet(Family):
         out = STEEPEST[net.activation] * within @ _transpose(xp.abs(net.weights_out))
         return out if net.skip is None else out + radius @ _transpose(xp.abs(net.skip))
 
+    @property
+    def constant(self) -> Array | None:
+        """The answer to a token of zero; None where there is nothing else to predict."""
+        if not self.neurons and self.skip is None:
+            return None
+        like = self.weights_in
+        xp = namespace(like)
+        return self(xp.zeros((1, 1, self.width), dtype=like.dtype, device=like.device))[0]
+
     def as_single_tokens(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch, width)
         """The last ones."""
         return tokens[:, -1, :]

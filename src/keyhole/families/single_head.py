@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -67,6 +67,11 @@ class SingleHead(Head):
         """A copy in which all tokens weigh the same."""
         parts = SOFTMAX if self.attention.link.is_power else self.attention  # powers of zero are no weights
         return SingleHead(0 * self.score, self.value, None, self.output_bias, parts)
+
+    def as_single_tokens(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch, width)
+        """What the head mixes of its tokens."""
+        eye = namespace(tokens).eye(self.width, dtype=tokens.dtype, device=tokens.device)
+        return replace(self, value=eye, output_bias=None)(tokens)
 
     def variance(self, errors: SingleHead, tokens: Array) -> Array:  # (batch, length, width) -> (batch, outputs or 1)
         """Of softmax answers whose numbers err independently by these standard errors, to first order.

@@ -31,6 +31,8 @@ COARSEST_NOISY = 0.3
 COARSEST_FLOAT32 = 0.1  # of answers of few digits; long sequences, of which attention makes less, are among the queries
 COARSEST_NET = 1e-4  # of exact answers without attention, which kinks are read from to many more digits
 UNDERFLOW = 2.0**-1068  # numbers of this size have few digits
+# The part of usual queries that may be ties of large logits, of which no score matrix that has radii says much.
+TIES = 1 / 20
 # Squared residuals behind normal errors may exceed what is expected by this many standard deviations.
 SCATTER_DEVIATIONS = 5.0
 # Behind a tolerance, parameters that are all off by their radii leave a mean square of one, over radii of predictions,
@@ -195,20 +197,36 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
         widening = min(max(1.0, float(np.nanmax(excess, initial=0.0))), most)
         known = most * known
     radii = np.hypot(GAUSSIAN_DEVIATIONS * known, noise) if normal else known + noise
-    coarse = float(np.sqrt(np.mean(radii[fine] ** 2)))
+    changes = answers - _constant(estimate.params, asked.plans)
+    if estimate.params.without_attention() is None and _rms(changes[fine]) <= _rms(radii[fine]):
+        # Neurons are off at the usual tokens, or these lie on their kinks.
+        shows = np.repeat(asked.informative, fine.size // asked.usual.size)
+        fine = shows if np.any(shows) else fine
+    coarse, size = _rms(radii[fine]), _rms(changes[fine])
     if normal:
         coarse = float(np.sqrt(np.mean(known[fine] ** 2) + signature.noise.scale**2 / known.size))
-    size = float(np.sqrt(np.mean((answers - _constant(estimate.params, asked.plans))[fine] ** 2)))
-    resolution = coarse / size if size > 0 else float("inf")
     attention = _attention(estimate.params, signature, asked.plans, fine)
+    if attention > 0 or signature.max_norm is not None:
+        size = min(size, attention)
+    if not normal and coarse > _coarsest(estimate.params, signature) * size:
+        coarse = _rms(_without_ties(radii[fine].reshape(-1, predictions.size // asked.usual.size)))
+    resolution = coarse / size if size > 0 else float("inf")
     if estimate.params.tells_labels:
         resolution = _resolution_of_numbers(estimate, signature, asked.plans, fine)
-    elif attention > 0 or signature.max_norm is not None:
-        resolution = max(resolution, coarse / attention if attention else float("inf"))
     scatters = normal and _has_scatter(np.abs(predictions - answers), radii)
     labels = estimate.params.tells_labels
     compared = Comparison(predictions, answers, radii, resolution, scatters, beyond, widening, labels)
     return _allow_flips(compared, signature.noise.scale) if signature.noise.kind == "flipped" else compared
+
+
+def _rms(values: Floats) -> float:
+    return float(np.sqrt(np.mean(values**2)))
+
+
+def _without_ties(radii: Floats) -> Floats:  # (queries, outputs) -> fewer queries
+    """The radii of all but a few queries: two tokens that weigh alike leave next to nothing known of an answer."""
+    order = np.argsort(np.max(radii, axis=1))
+    return radii[order[: len(radii) - int(TIES * len(radii))]]
 
 
 def _widen(estimate: Estimate[F], times: float) -> Estimate[F]:
@@ -355,6 +373,8 @@ def _explain_miss(
 def _refuted(params: Family, signature: Signature, asked: HeldOut, compared: Comparison) -> Floats | None:
     """The single tokens for which sequences count that are not answered as predicted; None where that is not known."""
     wrong = np.any(~(compared.ratios <= 1.0).reshape(asked.usual.size, -1), axis=1)
+    if compared.labels:  # those of classes that were not known
+        wrong &= ~np.isin(compared.answers, params.label_names)
     places, first = [], 0
     for plan in asked.plans:
         tokens = params.as_single_tokens(plan.tokens(0, plan.count, signature.space, signature.width))

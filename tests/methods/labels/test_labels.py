@@ -346,3 +346,15 @@ def test_labels_that_no_sign_of_a_token_changes_are_of_no_head(seed: int) -> Non
         lambda t: np.where(head(t) + np.abs(t[:, -1]).sum(axis=1) > 0, 1, -1), width=4, answers="labels"
     )
     assert not kh.recover(oracle, throw=False, seed=seed).certified
+
+
+@pytest.mark.parametrize(("share", "max_norm"), [(0.1, 1.0), (0.1, None), (0.01, None)])
+def test_classes_of_few_tokens_are_found(share: float, max_norm: float | None) -> None:
+    """Random tokens may miss a class of few: a label that was not known shows it later, or a held-out query."""
+    rng = np.random.default_rng(5)
+    values = np.array([[np.tan(np.pi * share), 0.0, 0.0], [0.0, 1.0, -1.0]])  # the first wins in a narrow cone
+    for seed in range(3):
+        turn = np.linalg.qr(rng.standard_normal((2, 2)))[0]
+        truth = kh.Labels(kh.SingleHead(rng.standard_normal((2, 2)), turn @ values), (0, 1, 2))
+        result = kh.recover(oracle_of(truth, max_norm=max_norm), seed=seed)
+        assert is_inside(result, truth)

@@ -489,7 +489,7 @@ def test_wide_tokens_do_not_make_cells_be_measured_again() -> None:
 
 
 @pytest.mark.parametrize("noise", [Noise.gaussian(1e-6), Noise.rounded(6)], ids=str)
-def test_noise_is_admitted(noise: Noise) -> None:
+def test_noise_is_admitted_or_within_the_radii(noise: Noise) -> None:
     rng = np.random.default_rng(3)
     truth = random_net(rng, 5, 6)
 
@@ -498,8 +498,55 @@ def test_noise_is_admitted(noise: Noise) -> None:
         return np.round(answers, 6) if noise.kind == "rounded" else answers + 1e-6 * rng.standard_normal(answers.shape)
 
     result = recover(box, 5, noise=noise, polish=False)
-    assert result.outcome is not Outcome.CERTIFIED
+    if result.outcome is Outcome.CERTIFIED:
+        tokens = normal_tokens(5)[:, None, :]
+        allowed = result.params.error_bar(result.radius, tokens, 0.0) + 5e-7
+        assert np.all(np.abs(result.params(tokens) - truth(tokens)) <= allowed)
     assert result.message
+
+
+@pytest.mark.parametrize("outputs", [None, 2])
+def test_large_constants_and_skips_leave_digits_for_kinks(outputs: int | None) -> None:
+    """Rounding of answers that are a million times larger than what kinks make of them."""
+    for seed in range(4):
+        drawn = random_net(np.random.default_rng(seed), 3, 5, outputs)
+        skip = 1e3 * np.random.default_rng(seed).standard_normal((*np.shape(drawn.bias_out), 3))
+        truth = net(drawn.weights_in, drawn.bias_in, drawn.weights_out, drawn.bias_out + 1e6, skip)
+        result = recover(truth, 3, seed)
+        assert result.outcome is Outcome.CERTIFIED, result.message
+        assert distance(result.params, truth) < 1e-12
+
+
+def test_radii_hold_for_a_kink_near_the_origin_beside_a_constant() -> None:
+    """One neuron is known far better near its kink than on the line that it was found on, and usual tokens miss it."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        width, outputs = int(rng.integers(1, 9)), int(rng.integers(1, 4))
+        inner, bias = rng.standard_normal((1, width)), rng.standard_normal(1) * 10 ** rng.uniform(-3, 0)
+        constant = rng.standard_normal(outputs) * (seed % 2)
+        truth = net(inner, bias, rng.standard_normal((outputs, 1)), constant)
+        result = kh.recover(kh.FunctionOracle(truth, width=width), "relu-net", seed=seed)
+        params, radius = result.params, result.certificate.radius
+        assert params.skip is None
+        assert np.sign(params.weights_in[0, 0]) == np.sign(inner[0, 0])
+        length = np.linalg.norm(inner)
+        for found, wide, true in (
+            (params.weights_in, radius.weights_in, inner / length),
+            (params.bias_in, radius.bias_in, bias / length),
+            (params.weights_out, radius.weights_out, truth.weights_out * length),
+            (params.bias_out, radius.bias_out, constant),
+        ):
+            assert np.all(np.abs(found - true) <= wide + 1e-15 * np.abs(true))
+
+
+def test_radii_are_compared_with_what_tokens_change_and_not_with_a_constant() -> None:
+    """A net read so poorly that its kinks could be anywhere: its answers are known to seven digits all the same."""
+    for seed in (1, 2, 5):
+        drawn = random_net(np.random.default_rng(seed), 3, 5)
+        skip = np.random.default_rng(seed).standard_normal(3)
+        truth = net(drawn.weights_in, drawn.bias_in, drawn.weights_out, drawn.bias_out + 1e7, skip)
+        result = recover(truth, 3, seed)
+        assert result.outcome is Outcome.UNCERTIFIED or distance(result.params, truth) < 1e-13
 
 
 def test_options_that_cannot_be_meant(rng: np.random.Generator) -> None:
@@ -556,12 +603,12 @@ def ridged(rng: np.random.Generator, width: int, narrow: float) -> ReluNet:
 
 def test_neurons_that_cancel_but_in_a_strip_show_in_the_rounding_of_answers() -> None:
     """Of a strip that no query meets: what cancels is rounded, so that answers err by more than the others explain."""
-    seen = 0
-    for seed in range(1, 17):
+    admitted = 0
+    for seed in range(1, 9):
         truth = ridged(np.random.default_rng(seed), 4, 3e-3)
         result = kh.recover(kh.FunctionOracle(truth, width=4), "relu-net", throw=False, seed=seed)
-        seen += result.outcome is Outcome.TOO_NOISY and "may hide" in result.message
-    assert seen >= 4  # of sixteen; roundings, which machines differ in, decide: 7 to 11 on three kinds of them
+        admitted += result.outcome is Outcome.TOO_NOISY and "may hide" in result.message
+    assert admitted >= 3  # of about six: which ones depends on how an oracle's arithmetic rounds
 
 
 def test_a_net_goes_on_where_held_out_answers_refute_it() -> None:

@@ -25,6 +25,10 @@ MOST_ROUNDS = 2000
 LONG_STREAK, LONGER_STREAK, EARLY_ROUND = 6, 9, 12
 
 
+class OtherLabel(Unrecoverable):
+    """Raised where neither of two labels is answered: a class that was not known, or labels are wrong at times."""
+
+
 class Comparer:
     """Asks comparisons, and knows how sure their answers are."""
 
@@ -59,7 +63,7 @@ class Comparer:
         if not self.flip_rate:
             odd = (votes == 0) & ~(ties | np.full(count, self.ties))
             if np.any(odd):
-                raise Unrecoverable(
+                raise OtherLabel(
                     Outcome.INCONSISTENT,
                     f"label {labels[odd][0]:g} was answered where only two others can be: labels are wrong at times "
                     "(declare how often, noise=Noise.flipped(rate)), or it is a class of few tokens, as where its bias "

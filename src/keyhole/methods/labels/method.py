@@ -16,7 +16,7 @@ from keyhole.methods.labels.bounded.method import ask_classes, ask_signs
 from keyhole.methods.labels.bounded.value import BoundedValue
 from keyhole.methods.labels.class_biases import ask_biases, ask_has_biases
 from keyhole.methods.labels.classes import ClassReader, ClassValues
-from keyhole.methods.labels.comparisons import Comparer
+from keyhole.methods.labels.comparisons import Comparer, OtherLabel
 from keyhole.methods.labels.score import ADDED, SCORE_BIAS, LabelScore, Rows, ScoreReader, ask_rows
 from keyhole.methods.labels.several import ask_several, entropy_of_heads
 from keyhole.methods.labels.value import LabelValue, Tokens, ask_threshold, ask_value
@@ -48,8 +48,10 @@ FINEST, COARSEST = 1e-12, 0.25
 ANY_DOUBT = 3e-3
 # The longest token where norms are free but sequences have two tokens at most.
 LONGEST = 2.0**10
-# Dense tokens whose labels are looked at besides those of unit tokens.
-LOOKS = 6
+# Dense tokens whose labels are looked at besides those of unit tokens: of any norm, and of a bounded one.
+LOOKS, BOUNDED_LOOKS = 6, 8
+# The same where a class turned out to be of few tokens.
+MANY_LOOKS = 200
 TIES = {-1.0, 0.0, 1.0}
 # What is added to every unit token where there are classes, over its norm.
 MIXED = 2.0**-6
@@ -64,6 +66,7 @@ def labels(
     bits: int | None = None,
     classes: int | None = None,
     heads: int | str | None = None,
+    places: Floats | None = None,  # (n, width) single tokens of classes that an earlier estimate did not know
 ) -> Steps[Estimate[Labels]]:
     """Score, value and threshold from labels by bisection, at one to two per cent above the entropy.
 
@@ -85,11 +88,23 @@ def labels(
     comparer = Comparer(signature, rate, ANY_DOUBT / (width * width + width), -1.0, 1.0)
     if heads not in (None, 1):
         return (yield from _ask_heads(comparer, accuracy, target_error, heads, rng))
-    if signature.max_norm is None and (signature.max_length or 3) > 2:
-        kind, value, score = yield from _ask_free(comparer, accuracy, classes, rng)
-    else:
-        kind, value, score = yield from _ask_bounded(comparer, accuracy, classes, rng)
+    free = signature.max_norm is None and (signature.max_length or 3) > 2
+    ask = _ask_free if free else _ask_bounded
+    dense = _directions(rng, LOOKS if free else BOUNDED_LOOKS, places, width)
+    try:
+        kind, value, score = yield from ask(comparer, accuracy, classes, dense, rng)
+    except OtherLabel:
+        comparer.ties = True
+        dense = np.vstack([dense, _directions(rng, MANY_LOOKS, None, width)])
+        kind, value, score = yield from ask(comparer, accuracy, classes, dense, rng)
     return _estimate(signature, kind, rate, value, score, target_error)
+
+
+def _directions(rng: np.random.Generator, count: int, places: Floats | None, width: int) -> Floats:  # -> (n, width)
+    """Directions in which labels are looked at: so many random ones, and those of some tokens."""
+    vectors = np.vstack([rng.standard_normal((count, width)), *([] if places is None else [places])])
+    norms = np.linalg.norm(vectors, axis=1)
+    return np.asarray(vectors[norms > 0] / norms[norms > 0, None])
 
 
 def _check_heads(heads: Any, signature: Signature, rate: float) -> None:
@@ -116,7 +131,7 @@ def _ask_heads(
 ) -> Steps[Estimate[Labels]]:
     """Several heads behind one sign."""
     tokens = Tokens(comparer)
-    rows, looks = yield from _ask_looks(tokens, rng)
+    rows, looks = yield from _ask_looks(tokens, _directions(rng, LOOKS, None, tokens.width), rng)
     kind = _kind(looks)
     if len(kind) > 2:
         raise Unrecoverable(
@@ -149,14 +164,14 @@ def _ask_heads(
     )
 
 
-def _ask_looks(tokens: Tokens, rng: np.random.Generator) -> Steps[tuple[Rows, Rows]]:
-    """Labels of long tokens that are a basis, and of these and some dense ones.
+def _ask_looks(tokens: Tokens, directions: Floats, rng: np.random.Generator) -> Steps[tuple[Rows, Rows]]:
+    """Labels of long tokens that are a basis, and of these and some dense ones, along `directions`.
 
     Unit tokens where there are two labels. Where there are more, values that are zero or whole numbers may tie at
     these, so that what is beside them decides: then every one has some of the others added.
     """
     width = tokens.width
-    dense = yield from ask_rows(tokens, rng.standard_normal((LOOKS, width)) / width**0.5, "signs")
+    dense = yield from ask_rows(tokens, directions, "signs")
     basis, seen = np.eye(width), dense
     for _ in range(2):
         if len(_labels(seen)) > 2:
@@ -175,10 +190,12 @@ def _labels(rows: Rows) -> set[float]:
     return found - {0.0} if is_sign else found
 
 
-def _ask_free(comparer: Comparer, accuracy: float, classes: Any, rng: np.random.Generator) -> Steps[Found]:
+def _ask_free(
+    comparer: Comparer, accuracy: float, classes: Any, dense: Floats, rng: np.random.Generator
+) -> Steps[Found]:
     """Null queries of long tokens."""
     tokens = Tokens(comparer)
-    rows, looks = yield from _ask_looks(tokens, rng)
+    rows, looks = yield from _ask_looks(tokens, dense, rng)
     kind = _kind(looks)
     comparer.negative, comparer.positive, comparer.ties = kind[0], kind[-1], _is_sign(kind)
     yield from _check_score_bias(tokens, rng)
@@ -210,11 +227,13 @@ def _ask_free(comparer: Comparer, accuracy: float, classes: Any, rng: np.random.
     return kind, value, score
 
 
-def _ask_bounded(comparer: Comparer, accuracy: float, classes: Any, rng: np.random.Generator) -> Steps[Found]:
+def _ask_bounded(
+    comparer: Comparer, accuracy: float, classes: Any, dense: Floats, rng: np.random.Generator
+) -> Steps[Found]:
     """Two tokens on either side of a plane where labels change."""
     longest = min(comparer.signature.norm_limit, LONGEST)
     bounded = BoundedValue(comparer, longest, rng)
-    yield from bounded.ask_sides()
+    yield from bounded.ask_sides(dense)
     kind = _kind(Rows(bounded.vectors, bounded.yes, bounded.no))
     comparer.ties = _is_sign(kind)
     if len(kind) == 2:
@@ -393,6 +412,7 @@ LABELS = Method(
     answers="labels",
     when_refuted={"heads": AUTO},
     last_only=True,
+    goes_on=True,
     options={
         "target_error": "wanted error of an entry over the root mean square of its matrix; 1e-6 if left out",
         "bits": "the same as a number of binary digits",

@@ -16,8 +16,8 @@ from keyhole.queries import Position, Term, TokenRows
 from keyhole.recovery import Outcome
 
 STAGE = "values"
-# Dense tokens along which labels are looked at, and the part of the way to the boundary to which they are first known.
-LOOKS, COARSE = 8, 2.0**-5
+# The part of the way to the boundary to which it is first known.
+COARSE = 2.0**-5
 # Rounds of as many dense tokens as the width where all labels are the same.
 MORE_LOOKS = 16
 # A threshold that is closer to zero than this part of the longest token is none.
@@ -54,11 +54,10 @@ class BoundedValue:
         """Queries of one token."""
         return self.copies([[Term(TokenRows(self.space.asarray(vectors)))]], factor)
 
-    def ask_sides(self) -> Steps[None]:
-        """The labels of the longest tokens; a direction along which they differ."""
+    def ask_sides(self, dense: Floats) -> Steps[None]:  # (n, width), unit vectors
+        """The labels of the longest tokens, along the basis and some more; a direction along which they differ."""
         width = len(self.basis)
-        dense = self.rng.standard_normal((LOOKS, width))
-        vectors = np.vstack([self.basis, dense / np.linalg.norm(dense, axis=1, keepdims=True)])
+        vectors = np.vstack([self.basis, dense])
         self.vectors, self.yes, self.no = vectors, *(yield from self._ask_both(vectors))
         for _ in range(MORE_LOOKS):
             if np.any(self.yes != self.no):

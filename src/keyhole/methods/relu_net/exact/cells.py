@@ -77,10 +77,11 @@ def solve_neurons(rows: CellEquations) -> NeuronMaps:
     linear_error = np.sqrt(np.diag(covariance))
     linear = linear.reshape(unknowns, outputs, width)
     there = np.einsum("mi,iod,md->mo", rows.active, linear, rows.centre, optimize=True)
-    constant, spread = _solve(rows.active, rows.value - there, 1 / rows.value_error)
-    # What an error of a slope does where it was measured, the constant makes up for.
-    far = np.median(np.linalg.norm(rows.centre, axis=1))
-    constant_error = np.sqrt(np.diag(spread)) + far * linear_error
+    # What an error of a slope does where it was measured, the constant makes up for: far out it knows little.
+    norms = np.linalg.norm(rows.centre, axis=1)
+    off = np.hypot(rows.value_error, norms * np.sqrt(rows.active @ linear_error**2))
+    constant, spread = _solve(rows.active, rows.value - there, 1 / off)
+    constant_error = np.hypot(np.sqrt(np.diag(spread)), np.median(norms) * linear_error)
     return NeuronMaps(linear, constant, linear_error, constant_error, covariance)
 
 

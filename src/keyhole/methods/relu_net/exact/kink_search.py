@@ -13,8 +13,10 @@ from keyhole.errors import KeyholeError
 # slopes better; narrower ones hide fewer kinks between them.
 WINDOW = 2e-3
 # A kink is looked at from this part of the interval on either side. Two kinks nearer to each other look like one, which
-# new answers refute in the end.
+# new answers refute in the end. Where a first line failed answers may be known to few digits: then a kink is looked at
+# from where the two lines are so many of their radii apart, at most this part of the interval.
 BESIDE = 1e-5
+APART, FARTHEST_BESIDE = 4.0, 0.25
 # Where kinks may be anywhere up to the ends, slopes there are taken over this part of the way.
 END = 1e-3
 # An interval whose ends are on one line may hide kinks that cancel. It is looked at in between as long as it is wider
@@ -274,8 +276,30 @@ class KinkSearch:
         middle = np.clip(self._unangle(low + (high - low) * part), now.low, now.high)
         blunt = ~((middle > now.low) & (middle < now.high))  # angles are coarse far out
         middle[blunt] = 0.5 * (now.low + now.high)[blunt]
-        pair = np.stack([self._towards(crossing, end, BESIDE)[self._pair] for end in (now.low, now.high)], axis=1)
+        beside = self._beside(now, crossing)
+        pair = np.stack(
+            [
+                self._towards(crossing, end, part)[self._pair]
+                for end, part in zip((now.low, now.high), beside, strict=True)
+            ],
+            axis=1,
+        )
         self.points = np.concatenate([pair.ravel(), middle[self._middle], self._rest_of_cuts(now.take(self._rest))])
+
+    def _beside(self, now: _Intervals, crossing: Floats) -> tuple[Floats, Floats]:
+        """The parts of the ways to both ends from where it is seen on which of two lines the function is."""
+        if self.patience == 1.0:
+            return np.full_like(crossing, BESIDE), np.full_like(crossing, BESIDE)
+        with np.errstate(all="ignore"):
+            radius = now.left.of(crossing)[1] + now.right.of(crossing)[1] + 2 * self._error(crossing)
+            away = APART * radius / np.abs(now.left.slope - now.right.slope)
+            angles = self._angle(crossing - away), self._angle(crossing), self._angle(crossing + away)
+            parts = (
+                (angles[1] - angles[0]) / (angles[1] - self._angle(now.low)),
+                (angles[2] - angles[1]) / (self._angle(now.high) - angles[1]),
+            )
+        low, high = (np.clip(np.nan_to_num(part, nan=BESIDE), BESIDE, FARTHEST_BESIDE) for part in parts)
+        return low, high
 
     def _rest_of_cuts(self, intervals: _Intervals) -> Floats:
         begun = self._begun.t
@@ -286,7 +310,7 @@ class KinkSearch:
         wide = np.where(at - intervals.low > intervals.high - at, below, above)
         return np.concatenate([below[lone], above[lone], wide[~lone]])
 
-    def _towards(self, t: Floats, end: Floats, part: float) -> Floats:
+    def _towards(self, t: Floats, end: Floats, part: float | Floats) -> Floats:
         """A place that goes a part of the way from t to an end, as measured in angles."""
         with np.errstate(all="ignore"):
             angle = self._angle(t)

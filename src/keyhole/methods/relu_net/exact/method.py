@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import Floats, floats
 from keyhole.errors import UsageError
 from keyhole.families.activations import ACTIVATIONS
 from keyhole.families.relu_net import ReluNet
@@ -35,6 +35,8 @@ from keyhole.recovery import Outcome
 # Lines tried before an oracle is said to be of another family. On each further one tolerances are wider.
 LINES = 4
 PATIENCE = 5.0
+# Exact answers tell the directions of kinks to more digits than these, unless a line met few of them well.
+VAGUE = 1e-3
 SMOOTH = tuple(name for name in ACTIVATIONS if name != "relu")
 # Intervals of a line that may bend at once before it is taken for a curve, where that is to be found out.
 CURVES = 100
@@ -73,6 +75,7 @@ def relu_net(
     reason, depth = "", (FULL if polish else LEAN) if far_checks else WITHOUT_HELDOUT
     place: Floats | None = None  # where the last estimate was refuted
     inside: list[Floats] = []  # of a norm bound, where estimates were refuted
+    vague: Estimate[ReluNet] | None = None  # the last estimate of wide radii
     if places is not None and len(places):
         inside, depth, place = list(places), FULL, places[np.argmin(np.linalg.norm(places, axis=1))]
     farther = FARTHER
@@ -98,13 +101,23 @@ def relu_net(
         estimate, reason, place = yield from with_sketch(checks, estimate.sketch)
         if not reason and not smooth and (attempt or depth.rough):
             yield from ask_roughness(queries, pieces, scale, rng)
-        if not reason:
+        if not reason and (smooth or queries.noise or not _is_vague(estimate)):
             return estimate
+        vague = vague if reason else estimate
         inside += [] if place is None else [place]
         depth = FULL  # an oracle of another kind must not get through by trying again
+    if vague is not None:
+        return vague
     raise Unrecoverable(
         Outcome.WRONG_FAMILY, f"{LINES} lines did not show a network of one hidden layer ({activation}): {reason}"
     )
+
+
+def _is_vague(estimate: Estimate[ReluNet]) -> bool:
+    """Whether planes of kinks are known to so few digits that another line may tell more."""
+    inner = floats(estimate.params.weights_in)
+    tilts = np.max(floats(estimate.radius.weights_in), axis=1, initial=0.0) / np.linalg.norm(inner, axis=1)
+    return bool(np.any(tilts > VAGUE))
 
 
 def _smooth(activation: str, attempt: int, signature: Signature) -> tuple[str, ...]:

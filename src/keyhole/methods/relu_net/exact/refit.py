@@ -153,7 +153,17 @@ class _Linearised:
         return np.asarray((self.known.net.flat() - self.net.flat()) / self.known.radius.flat())
 
     def _named(self, vector: Floats) -> NetArrays:
+        """A change of the parameters; of ReLU neurons one that leaves the lengths of inner weights as they are.
+
+        What is known of the parameters, and what is said of their errors, is so at these lengths.
+        """
         inner, outer, affine = self.change(vector)
+        if not self.has_scale:
+            net = self.net
+            squares = np.sum(net.inner**2, axis=1)
+            longer = np.sum(net.inner * inner[:, :-1], axis=1) / np.where(squares > 0, squares, 1.0)
+            inner = inner - longer[:, None] * np.column_stack([net.inner, net.bias])
+            outer = outer + longer[:, None] * net.outer
         return NetArrays(inner[:, :-1], inner[:, -1], outer, affine)
 
     def standard_errors(self, rng: np.random.Generator) -> NetArrays:
