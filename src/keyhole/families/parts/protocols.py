@@ -125,6 +125,7 @@ class PositionBias(Part, Protocol):
 class Normaliser(Part, Protocol):
     """Weights of tokens from their energies, and from the signs of their masses where these may be negative."""
 
+    divides: ClassVar[bool] = False  # whether by the sum of masses alone, which may be zero
     takes_powers: ClassVar[bool] = True  # whether it weighs masses of any sign, or of size zero
 
     @property
