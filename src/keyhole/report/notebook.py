@@ -33,7 +33,7 @@ from keyhole.verify.verdict import Verdict
 CARD_PICTURES, FIGURE_PICTURES = 4, 12
 COLUMNS, SIDE = 4, 3.6  # of a figure: pictures in a row, inches of each
 TITLE = 32  # letters in a line of a picture's title
-TONES = {"good": "#1a7f4b", "bad": "#b3382c", "plain": FOUND}
+TONES = {"good": "#0e5f50", "bad": "#b84200", "plain": FOUND}
 STYLE = (
     f".keyhole-card{{--ink:currentColor;--line:{FAINT};--found:{FOUND};--true:{TRUE};--faint:{FAINT};--card:transparent;"
     f"border:1px solid {FAINT};border-radius:8px;padding:.8em 1em;max-width:62em;font-family:system-ui,sans-serif}}"
