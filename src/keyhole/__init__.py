@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from keyhole.recover_model import recover_model
     from keyhole.recovery import Outcome, Recovery
     from keyhole.samples import learn
+    from keyhole.sentence import attention_on
     from keyhole.verify import Verdict, verify
 
     __version__: str
@@ -57,6 +58,7 @@ __all__ = [
     "TransformersOracle",
     "Verdict",
     "Witness",
+    "attention_on",
     "audit",
     "canonical",
     "compress",
@@ -103,6 +105,7 @@ _HOMES = {
     "keyhole.recover_model": ("recover_model",),
     "keyhole.recovery": ("Outcome", "Recovery"),
     "keyhole.samples": ("learn",),
+    "keyhole.sentence": ("attention_on",),
     "keyhole.recover": ("recover",),
     "keyhole.verify": ("Verdict", "verify"),
 }

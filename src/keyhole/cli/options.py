@@ -17,6 +17,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Seed = Annotated[int, typer.Option(min=0, help="Determines every random number.")]
 Force = Annotated[bool, typer.Option("--force", help="Write to --out even if it belongs to something else.")]
+Sentence = Annotated[
+    str | None,
+    typer.Option(help="What heads of a transformers model are shown on in the report; one is taken if left out."),
+]
 Noise = Annotated[str | None, typer.Option(help="How answers err, as for `keyhole recover`: it adds nothing to them.")]
 Budget = Annotated[int | None, typer.Option(min=0, help="Most queries in all.")]
 MaxNorm = Annotated[float | None, typer.Option(help="Send no token longer than this.")]

@@ -26,11 +26,12 @@ from keyhole.cli.options import (
     MethodOption,
     Quiet,
     Seed,
+    Sentence,
     Workers,
     complain,
     method_option,
 )
-from keyhole.cli.output import add_report, file_lines, print_json, print_lines
+from keyhole.cli.output import add_report, file_lines, keep_attention, print_json, print_lines
 from keyhole.cli.recover_model import names_all_layers, recover_all_layers
 from keyhole.errors import UsageError
 from keyhole.progress import Observer, on_terminal
@@ -89,6 +90,7 @@ def recover(
     concurrency: Concurrency = None,
     workers: Workers = 1,
     dask: Dask = None,
+    sentence: Sentence = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show the run on a page of this machine while it goes on.")
     ] = False,
@@ -102,6 +104,7 @@ def recover(
 
     Example: `keyhole recover python:box.py:make --journal run.db --budget 5000 --out run`
     """
+    how: dict[str, Any] = {"as_json": as_json, "quiet": quiet, "force": force}
     if port and not watch:
         raise UsageError("--port is for the page of --watch: leave it out, or ask for that")
     options = dict(parse_option(text) for text in option or [])
@@ -124,19 +127,21 @@ def recover(
         workers,
         dask,
     )
+    if sentence is not None and (out is None or not target.startswith("transformers:")):
+        raise UsageError("--sentence is for layers of a model that are kept: transformers:PATH#layer=0 --out FOLDER")
     if names_all_layers(target):
         if watch:
             raise UsageError("--watch is for one box, not for all layers of a model: name one, #layer=0")
         try:
-            return DONE if recover_all_layers(settings, as_json=as_json, quiet=quiet, force=force) else FAILED
+            return DONE if recover_all_layers(settings, sentence=sentence, **how) else FAILED
         except KeyboardInterrupt:
             return complain(_interruption(settings), INTERRUPTED)
     if not watch:
-        return carry_out(settings, as_json=as_json, quiet=quiet, force=force)
+        return carry_out(settings, sentence=sentence, **how)
     from keyhole.cli.watch_page import WatchPage  # noqa: PLC0415 - a server takes long to import
 
     with WatchPage(port) as page:
-        code = carry_out(settings, as_json=as_json, quiet=quiet, force=force, page=page)
+        code = carry_out(settings, sentence=sentence, page=page, **how)
         if code != INTERRUPTED:
             page.linger()
         return code
@@ -150,9 +155,10 @@ def carry_out(
     force: bool,
     picture: Callable[[Ending], bytes | None] | None = None,
     page: WatchPage | None = None,
+    sentence: str | None = None,
 ) -> int:
     """Carry the settings of a run out, print how it ended, and make its report; the exit code."""
-    work = partial(_execute, picture=picture, force=force)
+    work = partial(_execute, picture=picture, force=force, sentence=sentence)
     try:
         # Standard output is for the report: what the code of a box prints goes elsewhere.
         with redirect_stdout(sys.stderr):
@@ -176,11 +182,12 @@ def carry_out(
     return DONE if result.certified else FAILED
 
 
-def _execute(settings: Settings, observer: Observer, **how: Any) -> Ending:
+def _execute(settings: Settings, observer: Observer, sentence: str | None = None, **how: Any) -> Ending:
     ending = execute(settings, observer, **how)
     if settings.out is not None:
-        files, notes = add_report(settings.out, ending.files)
-        ending = replace(ending, files=files, notes=[*ending.notes, *notes])
+        seen, why = keep_attention(settings.out, settings.target, sentence)
+        files, notes = add_report(settings.out, {**ending.files, **seen})
+        ending = replace(ending, files=files, notes=[*ending.notes, *why, *notes])
     return ending
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from keyhole.cli.output import keep_record, print_json
+from keyhole.cli.output import keep_attention, keep_record, print_json
 from keyhole.errors import UsageError
 from keyhole.families.torch_layouts import heads_of
 from keyhole.gauge import distance
@@ -32,7 +32,9 @@ def names_all_layers(target: str) -> bool:
     return target.startswith(PREFIX) and "layer=all" in target.partition("#")[2].split("&")
 
 
-def recover_all_layers(settings: Settings, *, as_json: bool, quiet: bool, force: bool) -> bool:
+def recover_all_layers(
+    settings: Settings, *, as_json: bool, quiet: bool, force: bool, sentence: str | None = None
+) -> bool:
     """Recover them, say how each ended as soon as it has, and keep one file; whether all were certified."""
     path, given = split(settings.target.removeprefix(PREFIX), TRANSFORMERS_EXAMPLE, TRANSFORMERS_KEYS)
     if given.pop("layer") != "all" or given.pop("part", "attention") != "attention":
@@ -81,7 +83,7 @@ def recover_all_layers(settings: Settings, *, as_json: bool, quiet: bool, force:
                 for name, result in found.layers.items()
             },
         }
-        files, notes = _keep(found, data, settings)
+        files, notes = _keep(found, data, settings, sentence)
     if as_json:
         print_json({**data, "files": files, "notes": notes})
     elif not quiet:
@@ -113,7 +115,9 @@ def _line(name: str, result: Recovery, apart: float | None) -> str:
     return f"{name}: CERTIFIED, {len(heads)} head{'s' * (len(heads) > 1)}{truth}; {cost}"
 
 
-def _keep(found: ModelRecovery, data: Mapping[str, Any], settings: Settings) -> tuple[dict[str, Path], list[str]]:
+def _keep(
+    found: ModelRecovery, data: Mapping[str, Any], settings: Settings, sentence: str | None = None
+) -> tuple[dict[str, Path], list[str]]:
     """Write heads, figures and report, if there is a folder for them; the paths, and notes on what is missing."""
     if settings.out is None:
         return {}, []
@@ -121,5 +125,6 @@ def _keep(found: ModelRecovery, data: Mapping[str, Any], settings: Settings) -> 
     layers = {
         name: {**data["layers"][name], "heldout": result.certificate.heldout()} for name, result in found.layers.items()
     }
+    seen, why = keep_attention(settings.out, settings.target, sentence)
     files, notes = keep_record(settings.out, LAYERS, {**data, "layers": layers}, asdict(settings))
-    return {"layers": settings.out / HEADS, **files}, notes
+    return {"layers": settings.out / HEADS, **files, **seen}, [*why, *notes]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.arrays import FLOAT32
-from keyhole.errors import UsageError
+from keyhole.errors import NonFiniteAnswer, UsageError
 from keyhole.methods.arithmetic import check_arithmetic
 from keyhole.methods.attempt import (
     ENDS,
@@ -33,10 +33,11 @@ from keyhole.methods.attempt import (
     with_places,
 )
 from keyhole.methods.base import Found, Method, Steps, Unrecoverable
-from keyhole.methods.diagnosis.diagnose import CONSTANT, FAMILIES, Diagnosis, diagnose
-from keyhole.methods.diagnosis.parts import with_parts
+from keyhole.methods.diagnosis.diagnose import CONSTANT, FAMILIES, UNKNOWN, Diagnosis, diagnose
+from keyhole.methods.diagnosis.parts import of_naming, with_parts
 from keyhole.methods.diagnosis.triage import Evidence, ask_slight_bend, triage
 from keyhole.methods.noise_estimation.measure import coarseness
+from keyhole.methods.parts.naming.ask_parts import Naming, ask_parts
 from keyhole.methods.registry import METHODS, methods_for
 from keyhole.noise import Noise
 from keyhole.queries import Measurements, Plan
@@ -133,6 +134,7 @@ class _Auto:
         self.attempts: list[Attempt] = []
         self.tried: list[tuple[Method, Mapping[str, Any]]] = []
         self.known: dict[str, Any] = {}  # what details say, whichever attempt is the last
+        self.naming: Naming | None = None  # of the parts of one head, where they were looked for
         self.bends = False  # whether single tokens were answered by a bent map
 
     def steps(self) -> Steps[Attempt]:
@@ -144,9 +146,9 @@ class _Auto:
         try:
             evidence = yield from self._ask(triage(self.task.signature, self.task.stream("triage")))
         except (*ENDS, Unrecoverable) as error:
-            return Attempt(NAME, ending(error), str(error), cause=error)
+            return (yield from self._without_triage(error))
         self._allow_for(evidence)
-        last = yield from self._with_hints()
+        last = (yield from self._with_hints()) or (yield from self._parts_first(evidence))
         if last is not None:
             return self._result(last)
         last = yield from self._first(evidence)
@@ -155,6 +157,13 @@ class _Auto:
         if last is not None and last.outcome not in MAY_BE_ANOTHER_FAMILY:
             return (yield from self._go_on(last, None))
         return (yield from self._with_unseen_errors(evidence, (yield from self._after_diagnosis(last))))
+
+    def _without_triage(self, error: Exception) -> Steps[Attempt]:
+        """How triage ended, unless a head explains it whose weights are logits over their sum: not of zero tokens."""
+        last: Attempt | None = None
+        if isinstance(error, NonFiniteAnswer):
+            last = yield from self._parts_first(Evidence(None, self.noise, other_parts=True))
+        return self._result(last or Attempt(NAME, ending(error), str(error), cause=error))
 
     def _with_hints(self) -> Steps[Attempt | None]:
         """An attempt with options that the oracle's owner thinks worth trying, unless they are refuted."""
@@ -169,6 +178,24 @@ class _Auto:
                         continue
                     if last.certified or last.outcome in FINAL:
                         return last
+        return None
+
+    def _parts_first(self, evidence: Evidence) -> Steps[Attempt | None]:
+        """One head by its parts, where a few answers exclude a softmax's and other families take many to refute."""
+        if not evidence.other_parts or self.noise.kind != "exact" or self.task.options:
+            return None
+        try:
+            self.naming = yield from self._ask(ask_parts(self.task.signature, self.task.stream("naming of parts")))
+        except ENDS:
+            return None
+        if not self.naming.known:
+            return None
+        named = of_naming(Diagnosis(UNKNOWN, None, evidence.findings, noise=self.noise), self.naming)
+        self.known |= {"diagnosis": named.family, "diagnosis_findings": named.summary()["findings"]}
+        for method, options in self._of_names(named):
+            last = yield from self._attempt(method, options)
+            if last.certified or last.outcome in (*FINAL, Outcome.NOT_IDENTIFIABLE):
+                return last
         return None
 
     def _first(self, evidence: Evidence) -> Steps[Attempt | None]:
@@ -317,9 +344,8 @@ class _Auto:
         if self.noise.kind != "exact" or self.task.options:
             return diagnosis
         try:
-            named = yield from self._ask(
-                with_parts(diagnosis, self.task.signature, self.task.stream("naming of parts"))
-            )
+            known, stream = self.task.signature, self.task.stream("naming of parts")
+            named = yield from self._ask(with_parts(diagnosis, known, stream, self.naming))
         except ENDS:
             return diagnosis
         self.known |= {"diagnosis": named.family, "diagnosis_findings": named.summary()["findings"]}
@@ -327,14 +353,19 @@ class _Auto:
 
     def _by_parts(self, diagnosis: Diagnosis) -> list[tuple[Method, Mapping[str, Any]]]:
         """The method for the parts that were named, and those that find the parts of several heads themselves."""
-        fitting: list[tuple[Method, Mapping[str, Any]]] = []
-        if diagnosis.recovers is not None:
-            named = methods_for(diagnosis.recovers, self.noise, diagnosis.options)[:1]
-            fitting = [(method, diagnosis.options) for method in named]
+        fitting = self._of_names(diagnosis)
         if self.several_outputs and self.noise.kind == "exact" and not self.task.options:
             of_numbers = [method for method in METHODS.values() if method.answers == "numbers"]
             fitting += [(method, method.when_refuted) for method in of_numbers if method.when_refuted]
         return [each for each in fitting if each not in self.tried]
+
+    def _of_names(self, diagnosis: Diagnosis) -> list[tuple[Method, Mapping[str, Any]]]:
+        """The method for the parts that were named."""
+        if diagnosis.recovers is None:
+            return []
+        return [
+            (method, diagnosis.options) for method in methods_for(diagnosis.recovers, self.noise, diagnosis.options)[:1]
+        ]
 
     def _further(
         self, first: Attempt | None, diagnosis: Diagnosis | None

@@ -75,6 +75,14 @@ class HeatMap(Chart):
 
 
 @dataclass(frozen=True)
+class TokenMap(Chart):
+    """What every token of a sentence looks at: weights from nothing to one, with the words at both sides."""
+
+    words: tuple[str, ...]
+    weights: Floats  # (length, length), a row for every token that looks
+
+
+@dataclass(frozen=True)
 class Series:
     """Points or a line."""
 

@@ -64,6 +64,8 @@ class Section:
     table: Table | None = None
     charts: tuple[Chart, ...] = ()
     panels: tuple[Panel, ...] = ()
+    columns: int = 0  # of panels that stand close together, in so many columns; 0: as many as there is room for
+    folded: tuple[Panel, ...] = ()  # shown on demand
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Report:
         return tuple(
             chart
             for section in self.sections
-            for charts in (section.charts, *(panel.charts for panel in section.panels))
+            for charts in (section.charts, *(panel.charts for panel in (*section.panels, *section.folded)))
             for chart in charts
         )
 
@@ -124,7 +126,7 @@ def _plain(section: Section) -> dict[str, Any]:
         "charts": [plain_chart(chart) for chart in section.charts],
         "panels": [
             {"title": panel.title, "said": panel.said, "charts": [plain_chart(chart) for chart in panel.charts]}
-            for panel in section.panels
+            for panel in (*section.panels, *section.folded)
         ],
     }
 

@@ -18,22 +18,24 @@ from keyhole.methods.diagnosis.diagnose import Diagnosis
 from keyhole.optional import KEYHOLE_VERSION
 from keyhole.recovery import Recovery
 from keyhole.report.build import report_of_saved, try_report
-from keyhole.report.charts import Chart, HeatMap, Plot
+from keyhole.report.charts import Chart, HeatMap, Plot, TokenMap, short
 from keyhole.report.content import Headline, Report
 from keyhole.report.html.canvas import FAINT, FOUND, TRUE, canvas, lasting
 from keyhole.report.html.drawing import as_element, paint
+from keyhole.report.sections.attention import attention_section
 from keyhole.report.sections.parameters import sections_of
 from keyhole.runs.reader import SavedAudit, SavedDiagnosis, SavedRun, SavedVerdict
 from keyhole.runs.store import RUN, reserve_folder, write_run
+from keyhole.sentence.token_weights import TokenWeights
 from keyhole.verify.verdict import Verdict
 
 # Pictures of a card and of a figure: the first of a report, matrices of heads among them.
 CARD_PICTURES, FIGURE_PICTURES = 4, 12
 COLUMNS, SIDE = 4, 3.6  # of a figure: pictures in a row, inches of each
 TITLE = 32  # letters in a line of a picture's title
-TONES = {"good": "#1a7f4b", "bad": "#b3382c", "plain": FOUND}
+TONES = {"good": "#0e5f50", "bad": "#b84200", "plain": FOUND}
 STYLE = (
-    f".keyhole-card{{--ink:currentColor;--found:{FOUND};--true:{TRUE};--faint:{FAINT};--card:transparent;"
+    f".keyhole-card{{--ink:currentColor;--line:{FAINT};--found:{FOUND};--true:{TRUE};--faint:{FAINT};--card:transparent;"
     f"border:1px solid {FAINT};border-radius:8px;padding:.8em 1em;max-width:62em;font-family:system-ui,sans-serif}}"
     ".keyhole-card h4{margin:0 0 .3em}.keyhole-card p{margin:.2em 0}"
     ".keyhole-card .tiles{display:flex;flex-wrap:wrap;gap:.4em 2em;margin:.6em 0}"
@@ -92,6 +94,15 @@ def card_of_params(params: Family) -> str:
     return _card(Report(params.family, title, Headline("plain", params.family, title, shapes), (), sections, {}))
 
 
+def card_of_weights(weights: TokenWeights) -> str:
+    """What heads attend to in a sentence: the head that shows most beside the model, and all of them small."""
+    section = attention_section(" ".join(weights.words), {"": weights})
+    sections = () if section is None else (section,)
+    title = f"{len(weights.found)} heads on {len(weights.words)} tokens"
+    said = "" if weights.apart is None else f"at most {short(weights.apart)} from the model's own attention"
+    return _card(Report("attention", title, Headline("plain", "attention", title, said), (), sections, {}))
+
+
 def card_of_verdict(verdict: Verdict) -> str:
     """A verification."""
     return _card(report_of_saved(SavedVerdict({}, verdict, "the oracle", "the parameters")))
@@ -141,7 +152,7 @@ def _drawn(report: Report) -> str:
 
 def _pictures(report: Report) -> Iterator[Chart]:
     """The pictures of a report, matrices first."""
-    yield from sorted(report.charts, key=lambda chart: not isinstance(chart, HeatMap))
+    yield from sorted(report.charts, key=lambda chart: not isinstance(chart, HeatMap | TokenMap))
 
 
 def _label(result: Recovery) -> str:

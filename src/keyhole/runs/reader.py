@@ -24,12 +24,21 @@ from keyhole.recover_model import load_layers
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats, Tested
 from keyhole.runs import store
 from keyhole.runs.store import FORMATS, HEADS, PARAMS, TRUTH, VERSION
+from keyhole.sentence.token_weights import TokenWeights, load_weights_on
 from keyhole.verify.verdict import Difference, Verdict
 
 LARGEST = 1e100  # what is larger is no measurement, and cannot be drawn
 BEGUN = (PARAMS, HEADS, store.RESERVATION, "cells")  # what a run leaves that does not come to its end
 BARS = {"radius": store.RADIUS, "standard_error": store.ERRORS}
 AGAIN = "restore it, or run the command again"
+
+
+@dataclass(frozen=True)
+class SavedAttention:
+    """What heads attend to in a sentence, by the names of their layers."""
+
+    sentence: str
+    layers: Mapping[str, TokenWeights]
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,7 @@ class SavedRun:
     label: str  # what the oracle is, in words
     distance: float | None = None  # from the truth
     truth: Family | None = None
+    attention: SavedAttention | None = None
 
     @property
     def learned(self) -> bool:
@@ -55,6 +65,7 @@ class SavedModel:
     record: Mapping[str, Any]
     target: str
     layers: Mapping[str, SavedRun]
+    attention: SavedAttention | None = None
 
 
 @dataclass(frozen=True)
@@ -239,7 +250,13 @@ def _run(page: Page, folder: Path) -> SavedRun:
     page.inner("settings")
     result = _recovery(page.inner("result"), heldout, params, radius, errors)
     label = page.text("label", page.text("box"))
-    return SavedRun(page.data, result, label, page.maybe("distance"), truth)
+    return SavedRun(page.data, result, label, page.maybe("distance"), truth, _attention(folder))
+
+
+def _attention(folder: Path) -> SavedAttention | None:
+    """What heads attend to in a sentence, if that was asked."""
+    path = folder / store.ATTENTION
+    return SavedAttention(*load_weights_on(path)) if path.is_file() else None
 
 
 def _params(folder: Path, name: str, listed: bool) -> Family | None:
@@ -322,7 +339,7 @@ def _layers(page: Page, folder: Path) -> SavedModel:
         held = each.inner("heldout") if "heldout" in each.data else None
         result = _recovery(each, held, heads.get(name), None, None)
         layers[name] = SavedRun({"settings": {}, **each.data}, result, name, each.maybe("distance"))
-    return SavedModel(page.data, page.text("target"), layers)
+    return SavedModel(page.data, page.text("target"), layers, _attention(folder))
 
 
 def _verification(page: Page, _: Path) -> SavedVerdict:

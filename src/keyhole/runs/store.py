@@ -22,7 +22,8 @@ VERSION = 1
 PARAMS, RADIUS, ERRORS = "params.safetensors", "radius.safetensors", "standard_error.safetensors"
 TRUTH, HEADS = "truth.safetensors", "layers.safetensors"
 PICTURE, REPORT = "recovery.png", "report.html"
-OWN_FILES = {PARAMS, RADIUS, ERRORS, TRUTH, PICTURE, REPORT}  # beside run.json
+ATTENTION = "attention.safetensors"  # what heads attend to in a sentence
+OWN_FILES = {PARAMS, RADIUS, ERRORS, TRUTH, PICTURE, REPORT, ATTENTION}  # beside run.json
 # The records that commands write, and what each calls itself. A folder that has one is complete.
 RUN, AUDIT, LAYERS, VERIFICATION, DIAGNOSIS = "run.json", "audit.json", "layers.json", "verify.json", "diagnosis.json"
 FORMATS = {

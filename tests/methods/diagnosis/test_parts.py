@@ -54,10 +54,24 @@ def test_softmax_attention_is_a_single_head_without_options() -> None:
 
 
 def test_auto_names_parts_once_softmax_attention_was_refuted() -> None:
-    result = kh.recover(oracle_of(KINDS["softcap, ALiBi"]))
-    assert (result.method, result.params.words.keys()) == ("parts", {"link", "position_bias"})
+    result = kh.recover(oracle_of(KINDS["softcap"]))
+    assert (result.method, result.params.words.keys()) == ("parts", {"link"})
     assert result.stats.details["tried_first"] in ("single-head", "multi-head")
     assert result.stats.stages["naming of parts"] <= 66
+
+
+@pytest.mark.parametrize("name", ["softcap, ALiBi", "sink", "sigmoid/n", "linear, sum", "linear"])
+def test_auto_names_parts_before_it_tries_what_two_tokens_have_excluded(name: str) -> None:
+    result = kh.recover(oracle_of(KINDS[name]))
+    assert (result.method, "tried_first" in result.stats.details) == ("parts", False)
+    assert result.stats.queries <= 1.05 * result.stats.counting_bound + 110
+
+
+def test_several_heads_of_one_output_are_not_named_first() -> None:
+    rng = np.random.default_rng(3)
+    heads = kh.MultiHead([kh.SingleHead(rng.standard_normal((8, 8)), rng.standard_normal(8)) for _ in range(2)])
+    result = kh.recover(kh.FunctionOracle(heads, width=8))
+    assert (result.method, "naming of parts" in result.stats.stages) == ("multi-head", False)
 
 
 @pytest.mark.parametrize("name", ["softmax", "softmax, score bias", "softmax, output bias"])

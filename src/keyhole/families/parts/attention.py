@@ -177,11 +177,18 @@ class Attention:
             farthest = xp.max(xp.abs(values - answers[..., None, :]), axis=-2)
             return xp.where(lost[..., None], xp.maximum(bound, farthest), bound)
         # A token whose logit may have the other sign may have the weight that it would have there.
+        none = xp.all(weights == 0, axis=-1)
         weights = xp.where(radii >= 1, self.normaliser(energies), xp.abs(weights))
         pulls = xp.abs(self.normaliser.pulls(weights, values, answers))
         lost = xp.sum(xp.abs(weights) * radii, axis=-1) >= LOST_SUM
         unknown = xp.where(lost, xp.inf * xp.ones_like(radii[..., 0]), xp.zeros_like(radii[..., 0]))
-        return FIRST_ORDER * xp.sum(pulls * radii[..., None], axis=-2) + unknown[..., None]
+        bound = FIRST_ORDER * xp.sum(pulls * radii[..., None], axis=-2) + unknown[..., None]
+        if not self.normaliser.divides or not bool(xp.any(none)):
+            return bound
+        # Nothing over nothing: what an oracle makes of it is its own affair, mostly zero or the mean.
+        return xp.where(
+            none[..., None], xp.maximum(bound, xp.max(xp.abs(values - answers[..., None, :]), axis=-2)), bound
+        )
 
     @property
     def words(self) -> dict[str, str]:

@@ -112,6 +112,10 @@ class Squared(Power):
     name: ClassVar[str] = "squared"
     exponent: ClassVar[float] = 2.0
 
+    def signs(self, logits: Array) -> Array:
+        """One, but zero for logits of zero."""
+        return namespace(logits).abs(namespace(logits).sign(logits))
+
 
 @dataclass(frozen=True, eq=False)
 class Relu(Power):

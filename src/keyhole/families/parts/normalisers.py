@@ -26,11 +26,13 @@ class Sum(Normaliser):
 
     name: ClassVar[str] = "sum"
     ignores_shifts: ClassVar[bool] = True
+    divides: ClassVar[bool] = True
 
     def __call__(self, energies: Array, signs: Array | None = None) -> Array:
-        """The weights, along the last axis."""
-        weights = _masses(energies, signs, _top(energies))
-        return weights / namespace(energies).sum(weights, axis=-1, keepdims=True)
+        """The weights, along the last axis; none where all masses are zero."""
+        xp, masses = namespace(energies), _masses(energies, signs, _top(energies))
+        total = xp.sum(masses, axis=-1, keepdims=True)
+        return masses / xp.where(total == 0, xp.ones_like(total), total)
 
     def pulls(self, weights: Array, values: Array, answers: Array) -> Array:
         """weight·(value − answer)."""
@@ -81,6 +83,7 @@ class Sink(Sum):
 
     name: ClassVar[str] = "sink"
     ignores_shifts: ClassVar[bool] = False
+    divides: ClassVar[bool] = False
 
     def __call__(self, energies: Array, signs: Array | None = None) -> Array:
         """The weights, along the last axis; they add up to less than one."""

@@ -133,6 +133,7 @@ class PositionBias(Part, Protocol):
 class Normaliser(Part, Protocol):
     """Weights of tokens from their energies, and from the signs of their masses where these may be negative."""
 
+    divides: ClassVar[bool] = False  # whether by the sum of masses alone, which may be zero
     takes_powers: ClassVar[bool] = True  # whether it weighs masses of any sign, or of size zero
     ignores_shifts: ClassVar[bool] = False  # whether the same added to all energies changes no weight
 

@@ -48,11 +48,14 @@ def may_be_one_head(found: Diagnosis) -> bool:
     return found.noise.kind == "exact" and found.family in (BILINEAR, *MAY_BE_ONE_HEAD) and not several
 
 
-def with_parts(found: Diagnosis, signature: Signature, rng: np.random.Generator) -> Steps[Diagnosis]:
-    """The diagnosis with the names of parts, and the method that recovers such a head."""
+def with_parts(
+    found: Diagnosis, signature: Signature, rng: np.random.Generator, naming: Naming | None = None
+) -> Steps[Diagnosis]:
+    """The diagnosis with the names of parts, asked for where they are not known, and the method for such a head."""
     if not may_be_one_head(found):
         return found
-    naming = yield from ask_parts(signature.with_changes(noise=found.noise), rng)
+    if naming is None:
+        naming = yield from ask_parts(signature.with_changes(noise=found.noise), rng)
     if not naming.known:
         return replace(found, findings=(*found.findings, *naming.findings[-1:]))
     return of_naming(found, naming)

@@ -8,7 +8,7 @@ answers between its two single tokens, and copies of one of them multiply its od
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,11 @@ MORE_ANSWERS = 7
 SLIGHT = 1e-3
 # What is normalised does not grow with its tokens, but for this part.
 STILL = 1e-3
+# The degree of a head whose weights are logits, or a power of them, is three at least; nets have one, gated ones two.
+CUBIC = 2.5
+# A token of value zero stands beside so many last ones, each shorter than the one before by this power of two; its
+# answers are nothing below this part of those to tokens as long.
+LASTS, LAST_STEP, NO_VALUE = 6, 6, 2.0**-12
 # Logits between these tell heads apart; they grow with the square of the norm. So many norms are tried.
 LEAST_LOGIT, LOGIT, MOST_LOGIT, NORMS = 0.5, 1.5, 3.0, 6
 # Norms are changed by this factor where attention is flat or saturated.
@@ -59,6 +64,7 @@ class Evidence:
     noise_evidence: str = ""  # where it was found out
     noise_queries: int = 0  # that this took
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method for the first family
+    other_parts: bool = False  # whether one head of other parts than a softmax's would be answered like this
 
     @property
     def bends(self) -> bool:
@@ -93,6 +99,7 @@ class _Triage:
         (self.direction,) = self.exam.directions(1)
         self.far = self.exam.far
         self.noise_found = "", 0  # evidence, queries
+        self.on_line = True  # whether two tokens were answered between single ones, or beyond
 
     def evidence(self) -> Steps[Evidence]:
         """The three single tokens, and what follows from them."""
@@ -178,6 +185,7 @@ class _Triage:
 
     def _ask_net(self, up: Floats, down: Floats) -> Steps[Evidence]:
         """A net, alone or behind attention."""
+        cubic = False
         if 2 * self.far <= self.exam.most:
             # On the side where neurons are active: on the other a net may stand still.
             upwards = np.linalg.norm(up - self.zero) >= np.linalg.norm(down - self.zero)
@@ -188,6 +196,8 @@ class _Triage:
             if growth <= STILL:
                 self.exam.say("growth", "none", f"a token twice as long moves the answer by {growth:.2g} of it")
                 return self._evidence(None)
+            with np.errstate(all="ignore"):
+                cubic = bool(np.log2(np.linalg.norm(twice) / np.linalg.norm(once)) > CUBIC)
         attends = False
         if self.exam.longest >= 2:
             for norm in (self.far, -self.far):
@@ -203,16 +213,19 @@ class _Triage:
         far = self.exam.signature.max_norm is None  # from where bends of smooth neurons are seen
         if attends:
             known = {"activation": "smooth"} if smooth else {}
-            return self._evidence("one-layer" if far or not smooth else None, **known)
-        return self._evidence("relu-net", **({"activation": "smooth" if far else "auto"} if smooth else {}))
+            found = self._evidence("one-layer" if far or not smooth else None, **known)
+            return replace(found, other_parts=cubic)
+        found = self._evidence("relu-net", **({"activation": "smooth" if far else "auto"} if smooth else {}))
+        return replace(found, other_parts=cubic)
 
     # --- single tokens are answered by an affine map
 
     def _heads(self) -> Steps[Evidence]:
         """One head or several, with a residual or without."""
         exact = self.exam.noise.kind in ("exact", "dtype")
-        if self.exam.longest < 2 or not exact or not np.any(self.slope):
-            return self._evidence("single-head")
+        silent = not np.any(self.slope)  # as where sinks have all the weight
+        if self.exam.longest < 2 or not exact or silent:
+            return replace(self._evidence("single-head"), other_parts=silent and self.exam.longest >= 2)
         residual = self.exam.outputs == self.width and (yield from self._residual())
         own = self.direction if residual else 0.0  # what the last token adds to its answer
         one = yield from self._one_head(self.slope - own)
@@ -220,7 +233,29 @@ class _Triage:
         self.exam.say("heads", "1" if one else "several", said if one else said.replace("as by", "not as by"))
         if residual:
             return self._evidence("residual", **({"heads": 1} if one else {}))
-        return self._evidence("single-head" if one else "multi-head")
+        if one:
+            return self._evidence("single-head")
+        return replace(self._evidence("multi-head"), other_parts=(yield from self._weighs_as_one()))
+
+    def _weighs_as_one(self) -> Steps[bool]:
+        """Whether one set of weights may explain the answers: a token of value zero then counts nowhere.
+
+        Values of several heads add up to zero without being zero, and their weights differ where logits are neither
+        zero nor large; last tokens are of so many norms that some are.
+        """
+        exam = self.exam
+        if not self.on_line or exam.outputs > 1 or exam.signature.max_norm is not None or self.width < 2:
+            return self.on_line
+        (other,) = exam.directions(1)
+        ((answer,),) = yield from exam.ask([[self.far * other]])
+        values = np.append(self.slope, (answer - self.zero[0]) / self.far)
+        size = np.linalg.norm(values)
+        if not size > 0:
+            return False
+        token = self.far * (values[1] * self.direction - values[0] * other) / size
+        lasts = exam.norm * 2.0 ** (-LAST_STEP * np.arange(LASTS))[:, None] * exam.directions(LASTS)
+        beside = yield from exam.ask([[token, last] for last in lasts])
+        return bool(np.max(np.abs(beside - self.zero)) <= NO_VALUE * self.far * size)
 
     def _residual(self) -> Steps[bool]:
         """Whether the last of two tokens that weigh the same counts for more."""
@@ -240,6 +275,7 @@ class _Triage:
             return True
         for _ in range(NORMS):
             weight, radius, line = yield from self._weight(norm, 1, slope)
+            self.on_line &= line
             if not line or not -radius <= weight <= 1 + radius:
                 return False
             smaller = min(weight, 1 - weight)
@@ -263,6 +299,7 @@ class _Triage:
             return True
         odds = COPIES * weight / (1 - weight)
         more, more_radius, line = yield from self._weight(norm, COPIES, slope)
+        self.on_line &= line
         allowed = more_radius + radius * COPIES / ((1 - weight) * (1 + odds)) ** 2
         return bool(line and abs(more - odds / (1 + odds)) <= 4 * allowed)
 

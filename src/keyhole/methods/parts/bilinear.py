@@ -16,6 +16,7 @@ from keyhole.methods.forms.columns import Draft, Score
 from keyhole.methods.forms.outputs import ask_along, choose_outputs, most_informative
 from keyhole.methods.forms.score_matrix import ask_score
 from keyhole.methods.forms.value import Value
+from keyhole.methods.parts.biased import ask_biased
 from keyhole.methods.parts.bounded import Fit, ask_bounded
 from keyhole.methods.parts.inverse import COMPLETE, Inverse, Number
 from keyhole.methods.parts.lengths import Pair, as_arrays, ask_kept, ask_length_table
@@ -45,6 +46,8 @@ FAINT = 2.0**-58
 AT_ZERO = {"sink": math.nan, "plus-one": 1 / 3, "none": 1.0, "count": 0.5}
 # What the length law makes of logits of two tokens.
 OF_TWO = {"log": math.log(2), "root": 2**-0.5}
+# How reading ends where a score bias makes logits of long tokens large.
+MAY_BE_BIASED = (Outcome.WRONG_FAMILY, Outcome.NOT_IDENTIFIABLE, Outcome.SATURATED)
 SCORE_BIAS = (
     "a logit does not scale with its tokens: a score bias beside other parts than a softmax's is not read, or the "
     "parts are others than those named"
@@ -63,7 +66,16 @@ def ask_bilinear(signature: Signature, rng: np.random.Generator, names: Names) -
     if signature.max_norm is not None:
         found, value, words = yield from ask_bounded(signature, rng, names)
         return _bounded_estimate(found, value, {"parts_found": words} if words else {})
-    return (yield from _Bilinear(signature, rng, names).run())
+    try:
+        return (yield from _Bilinear(signature, rng, names).run())
+    except Unrecoverable as error:
+        if error.outcome not in MAY_BE_BIASED:
+            raise
+        biased = yield from ask_biased(signature, rng, names)
+        if biased is None:
+            raise
+    found, value, words = biased
+    return _bounded_estimate(found, value, {"parts_found": words} if words else {})
 
 
 def _bounded_estimate(found: Fit, value: Value, details: dict[str, Any]) -> Estimate[SingleHead]:

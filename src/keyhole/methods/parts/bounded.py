@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import numpy as np
@@ -47,11 +47,15 @@ STARTS: dict[str, tuple[float, ...]] = {
     "link.bias": (-3.0, -1.0, 1.0, 3.0),
     "normaliser.energy": (-1.5, 0.0, 1.5),
 }
-MOST_STEPS, MOST_DAMPING = 40, 1e8
+MOST_STEPS, MOST_DAMPING = 150, 1e8
 # Least squares takes the cube of the number of unknowns; wider heads would take minutes.
 WIDEST = 40
 # A token this much shorter than the bound has no score of its own that is worth mentioning.
 LONE = 2.0**-12
+# Beside a score bias forms are read of tokens shorter than the bound by this, so that they are nearly linear in it;
+# those shorter by the other have no score.
+SMALL, FAINT = 2.0**-4, 2.0**-20
+STEP = 1e-4  # of logits, for slopes
 BEYOND = "logits of tokens of this norm are beyond what weights show"
 CONVERGED = 1e-3  # of a radius: a step shorter than that changes nothing that is told
 
@@ -91,11 +95,12 @@ class Fit:
 
 
 def ask_bounded(
-    signature: Signature, rng: np.random.Generator, names: dict[str, str]
+    signature: Signature, rng: np.random.Generator, names: dict[str, str], biased: bool = False
 ) -> Steps[tuple[Fit, Value, dict[str, int | str]]]:
-    """The head, and what was found of its parts besides."""
-    record = Record(signature)
-    value = yield from record.keep(ask_values(signature, names["normaliser"] not in COMPLETE))
+    """The head, and what was found of its parts besides; with a score bias where there is one."""
+    record, paired = Record(signature), names["normaliser"] not in COMPLETE
+    faint = signature.with_changes(max_norm=signature.norm_limit * SMALL * FAINT) if biased and paired else signature
+    value = yield from record.keep(ask_values(faint, paired))
     if value.vector.ndim == 2:
         raise Unrecoverable(
             Outcome.NOT_IDENTIFIABLE,
@@ -107,7 +112,7 @@ def ask_bounded(
             f"heads of other parts than a softmax's are read beside a norm bound up to width {WIDEST}",
         )
     _check_lengths(names)
-    reading = _Bounded(signature, rng, dict(names), value, record)
+    reading = _Bounded(signature, rng, dict(names), value, record, biased)
     yield from record.keep(reading.ask_positions())
     yield from record.keep(reading.ask_forms())
     yield from record.keep(reading.ask_lengths())
@@ -131,18 +136,27 @@ def _check_lengths(names: dict[str, str]) -> None:
 
 class _Bounded:
     def __init__(
-        self, signature: Signature, rng: np.random.Generator, names: dict[str, str], value: Value, record: Record
+        self,
+        signature: Signature,
+        rng: np.random.Generator,
+        names: dict[str, str],
+        value: Value,
+        record: Record,
+        biased: bool,
     ) -> None:
         self.signature, self.rng, self.names, self.value, self.record = signature, rng, names, value, record
-        self.space, self.width, self.bound = signature.space, signature.width, signature.norm_limit
+        self.space, self.width, self.biased = signature.space, signature.width, biased
+        self.bound = signature.norm_limit * (SMALL if biased else 1.0)
+        self.no_score = self.bound * FAINT if biased else self.bound  # norm of tokens without scores beside a zero one
         rows = random_orthogonal(self.space, rng, self.width)
         self.rows = TokenRows(equal_overlap(self.space, rows, value.vector))
         self.columns = TokenRows(random_orthogonal(self.space, rng, self.width))
         self.words: dict[str, int | str] = {}
         self.known: dict[str, Floats] = {}  # constants that were read, by path
         self.zero = 0.5  # weight of the first of two tokens of score zero, where it is known
-        self.shares = np.zeros((self.width, self.width))
+        self.shares, self.answers = np.zeros((2, self.width, self.width))
         self.units = np.ones(self.width)  # norms of last tokens by column
+        self.beside_zero = np.zeros(self.width)  # shares beside a zero token, where there is a score bias
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -150,9 +164,9 @@ class _Bounded:
         """The window, and what distances add, as far as it shows in the values of tokens of score zero."""
         position, normaliser = self.names["position_bias"], self.names["normaliser"]
         if position == "window":
-            width = yield from ask_window(Probe(self.signature, self.value, self.bound / LONGEST), LONGEST)
+            width = yield from ask_window(Probe(self.signature, self.value, self.no_score / LONGEST), LONGEST)
             self.words["position_bias"] = "none" if width is None else width
-        probe = Probe(self.signature, self.value, self.bound)
+        probe = Probe(self.signature, self.value, self.no_score)
         sink = Number(1.0 if normaliser == "plus-one" else 0.0, 0.0)
         if normaliser == "sink":
             sink = yield from self._ask_sink(probe, position in ("alibi", "table"))
@@ -229,8 +243,14 @@ class _Bounded:
 
     def ask_forms(self) -> Steps[None]:
         """Shares of the first token in answers, for all rows and columns."""
+        if self.biased:
+            first = Term(self.rows, self.space.indices(np.arange(self.width)), self.bound)
+            answers: Measurements = yield Plan("forms", self.width, [[first], []])
+            high = self.bound * (floats(self.rows.vectors) @ floats(self.value.vector))
+            self.beside_zero = floats(answers.values - self.value.bias) / high
         yield from self._ask_columns([0], FIRST_SHORT)
-        size = float(np.sqrt(np.mean((self.shares[:, 0] - np.mean(self.shares[:, 0])) ** 2)))
+        moved = self.shares[:, 0] - self.beside_zero
+        size = float(np.sqrt(np.mean((moved - np.mean(moved)) ** 2)))
         wanted = FIRST_SHORT * AIM * self.zero / max(size, 1e-300)
         if self.width > 1:
             yield from self._ask_columns(list(range(1, self.width)), float(np.clip(wanted, SHORT, LONG)))
@@ -244,6 +264,7 @@ class _Bounded:
         high, low = floats(self.rows.vectors) @ vector, short * (floats(self.columns.vectors) @ vector)
         made = floats(answers.values - self.value.bias) / self.bound
         rest = 1.0 if self.names["normaliser"] not in COMPLETE else 1 - self.zero
+        self.answers[rows, numbers] = floats(answers.values)
         self.shares[rows, numbers] = (made - rest * low[numbers]) / high[rows]
         self.units[columns] = self.bound**2 * short
 
@@ -253,7 +274,7 @@ class _Bounded:
         lengths = (1, 2, 3) if (self.signature.max_length or 3) >= 3 else (1, 2)
         for length in lengths:
             tokens = self.rng.standard_normal((length, count, self.width))
-            tokens *= self.bound / np.linalg.norm(tokens, axis=-1, keepdims=True)
+            tokens *= self.signature.norm_limit / np.linalg.norm(tokens, axis=-1, keepdims=True)
             rows = [TokenRows(self.space.asarray(each)) for each in tokens]
             yield Plan("full length", count, [[Term(each)] for each in rows])
 
@@ -303,16 +324,41 @@ class _Bounded:
             cap=float(constants.get("link.cap", np.inf)),
             bias=float(constants.get("link.bias", 0.0)),
         ).changed(zero=float(two))
-        flat, steep = inverse.logits(self.shares.reshape(-1))
         slope = float(np.broadcast_to(attention.length_law.slopes(np.zeros((1, 2))), (1, 2))[0, 0])
-        logits = np.where(np.isfinite(steep), flat, np.sign(self.shares.reshape(-1) - inverse.at_zero))
-        if not np.mean(np.isfinite(steep)) > 0.5:
+        logits, seen = _logits(inverse, self.shares)
+        if not seen > 0.5:
             return None
-        forms = logits.reshape(self.width, self.width) / self.units / slope
-        score = floats(self.rows.vectors).T @ forms @ floats(self.columns.vectors)
+        score_bias = None
+        if self.biased:
+            beside_zero, _ = _logits(inverse, self.beside_zero)
+            score_bias = floats(self.rows.vectors).T @ beside_zero / self.bound / slope
+            logits = 0 * logits
         value = floats(self.value.vector) / inverse.unit
         bias = floats(self.value.bias) if self.value.has_bias else None
-        return SingleHead(score, value, None, bias, attention)
+        head = SingleHead(self._score(logits / self.units / slope), value, score_bias, bias, attention)
+        return self._to_first_order(head) if self.biased else head
+
+    def _score(self, forms: Floats) -> Floats:  # (rows, columns)
+        return np.asarray(floats(self.rows.vectors).T @ forms @ floats(self.columns.vectors))
+
+    def _to_first_order(self, head: SingleHead) -> SingleHead:
+        """The head, its score one step nearer to what the answers to pairs say beside its bias."""
+        rows, columns = np.divmod(np.arange(self.width**2), self.width)
+        last = floats(self.columns.vectors)[columns] * (self.units / self.bound)[columns, None]
+        tokens = np.stack([self.bound * floats(self.rows.vectors)[rows], last], axis=1)
+        moved = replace(head, score=head.score + self._score(STEP / self.units + 0 * self.answers))
+        before, after = (floats(each(tokens)).reshape(self.answers.shape) for each in (head, moved))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            forms = (self.answers - before) * STEP / (after - before) / self.units
+        return replace(head, score=head.score + self._score(np.where(np.isfinite(forms), forms, 0.0)))
+
+
+def _logits(inverse: Inverse, shares: Floats) -> tuple[Floats, float]:
+    """The logits of these shares, and of how many there are some; the others are ±1."""
+    flat, steep = inverse.logits(shares.reshape(-1))
+    seen = np.isfinite(steep)
+    logits = np.where(seen, flat, np.sign(shares.reshape(-1) - inverse.at_zero))
+    return logits.reshape(shares.shape), float(np.mean(seen))
 
 
 def _constants(part: type) -> list[str]:

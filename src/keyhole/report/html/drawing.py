@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.report.charts import Bars, Chart, Curves, HeatMap, Histogram, Plot, Series
+from keyhole.report.charts import Bars, Chart, Curves, HeatMap, Histogram, Plot, Series, TokenMap
 from keyhole.report.html.audit_curves import draw_into
 from keyhole.report.html.canvas import (
     FAINT,
@@ -25,6 +25,7 @@ from keyhole.report.html.canvas import (
     to_png,
     to_svg,
 )
+from keyhole.report.html.token_map import as_svg, draw_tokens
 
 WIDTH, HEIGHT = 4.8, 3.5  # inches
 ROW = 0.34  # of bars
@@ -44,6 +45,8 @@ def as_element(chart: Chart) -> str:
         element = '<img class="pixels" alt="{}" width="{}" height="{}" src="data:image/png;base64,{}">'
         rows, columns = chart.matrix.shape
         return Markup(element).format(chart.alternative, columns, rows, data)
+    if isinstance(chart, TokenMap):
+        return as_svg(chart)
     with canvas(*_size(chart), own_text=True) as figure:
         _draw(figure, chart)
         return to_svg(figure, chart.name, chart.alternative)
@@ -64,6 +67,8 @@ def _size(chart: Chart) -> tuple[float, float]:
         return WIDTH, 0.85 + ROW * len(chart.labels) + legend
     if isinstance(chart, Curves):
         return 1.3 * WIDTH, 3.9 + 0.2 * len(chart.audit.defences)
+    if isinstance(chart, TokenMap):
+        return WIDTH, WIDTH
     if isinstance(chart, HeatMap):
         rows, columns = chart.matrix.shape
         return WIDTH, float(np.clip(3.4 * rows / columns + 0.6, 1.6, 4.2))
@@ -192,6 +197,7 @@ def _curves(figure: Any, axis: Any, chart: Curves) -> None:
 
 PAINTERS: dict[type[Chart], Callable[[Any, Any, Any], None]] = {
     HeatMap: _heat_map,
+    TokenMap: draw_tokens,
     Plot: _plot,
     Bars: _bars,
     Histogram: _histogram,

@@ -13,6 +13,7 @@ from keyhole.audit.result import Audit
 from keyhole.recovery import Recovery, of_error_bar
 from keyhole.report.charts import LEAST, MOST, Bars, Curves, short
 from keyhole.report.content import Headline, Report, Section, Table, Tile, Tone, sentence
+from keyhole.report.sections.attention import attention_section
 from keyhole.report.sections.certificate import heldout_section
 from keyhole.report.sections.parameters import heads_of, many_heads
 from keyhole.report.text.diagnosis import describe_diagnosis
@@ -179,7 +180,10 @@ def report_of_model(saved: SavedModel) -> Report:
     tiles.append(Tile(f"{sum(each.stats.seconds for each in results.values()):.1f} s", "time"))
     rows = tuple(_layer_row(name, result, saved.layers[name].distance) for name, result in results.items())
     columns = ("layer", "outcome", "heads", "queries", "fewest possible", "largest held-out error", "from the file")
-    sections = [Section("The layers", facts=(("target", saved.target),), table=Table(columns, rows))]
+    seen = saved.attention
+    lead = None if seen is None else attention_section(seen.sentence, seen.layers)
+    sections = [] if lead is None else [lead]
+    sections += [Section("The layers", facts=(("target", saved.target),), table=Table(columns, rows))]
     for number, (name, result) in enumerate(results.items()):
         sections += _layer(name, result, f"layer-{number}-")
     return Report("model", saved.target, headline, tuple(tiles), tuple(sections), saved.record)

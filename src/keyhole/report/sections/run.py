@@ -12,6 +12,7 @@ from keyhole.gauge.redundancy import is_examined
 from keyhole.recovery import Recovery, of_error_bar
 from keyhole.report.charts import Bars, Look, largest, short
 from keyhole.report.content import Headline, Report, Section, Table, Tile, sentence
+from keyhole.report.sections.attention import attention_section
 from keyhole.report.sections.certificate import error_section, heldout_section
 from keyhole.report.sections.examples import examples_section
 from keyhole.report.sections.parameters import sections_of
@@ -38,6 +39,7 @@ def report_of_run(saved: SavedRun) -> Report:
     result = saved.result
     radius, errors = result.certificate.radius, result.certificate.standard_error
     sections = [
+        None if saved.attention is None else attention_section(saved.attention.sentence, saved.attention.layers),
         _box(saved),
         examples_section(result) if saved.learned else _queries(result),
         *sections_of(result.params, radius, saved.truth, detected_rank(result)),
