@@ -99,6 +99,16 @@ def test_scores_that_saturate_are_read_by_a_ladder() -> None:
     assert result.stats.ratio > 1.1
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_tokens_that_all_drown_a_last_one_have_a_ladder_of_their_own(seed: int) -> None:
+    rng = np.random.default_rng([seed, 8])
+    rows = rows_of("double", 8, rng)
+    head = head_of(rows, rng, 65.0)  # differences up to 130
+    result = kh.recover(kh.FunctionOracle(head, width=8, alphabet=rows), throw=False)
+    assert result.certified, result.message
+    assert is_inside(result, head, rows)
+
+
 def test_right_or_admitted(fresh_seed: int) -> None:
     rng = np.random.default_rng(fresh_seed)
     for _ in range(12):

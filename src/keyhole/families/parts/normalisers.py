@@ -109,6 +109,7 @@ class PlusOne(Sum):
 
     name: ClassVar[str] = "plus-one"
     ignores_shifts: ClassVar[bool] = False
+    divides: ClassVar[bool] = False
 
     def __call__(self, energies: Array, signs: Array | None = None) -> Array:
         """The weights, along the last axis; they add up to less than one."""

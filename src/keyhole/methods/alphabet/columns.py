@@ -23,6 +23,8 @@ LOOKS, CANDIDATES = 6, 3
 SOLVED = 1e2
 # Logits are this many times as large as their differences.
 SELF = 2.0
+# Roots of further ladders beside one last token, and the sequences of more tokens than these that they take.
+ISLANDS, FEWEST = 6, 3
 # Tokens depend on others from which they differ by less than this.
 DEPENDENT = 1e-8
 
@@ -41,15 +43,20 @@ class Columns:
         return Columns(lasts, np.concatenate([self.keys, more.keys]), np.concatenate([self.errors, more.errors]))
 
 
-def ask_columns(signature: Signature, span: AlphabetSpan, values: TokenValues, lasts: Integers) -> Steps[Columns]:
-    """Keys of these last tokens, or of others where they drown what stands beside them."""
-    return (yield from _ColumnReader(signature, span, values).steps(lasts))
+def ask_columns(
+    signature: Signature, span: AlphabetSpan, values: TokenValues, lasts: Integers, known: Integers | None = None
+) -> Steps[Columns]:
+    """Keys of these last tokens, or of others than those known where they drown what stands beside them."""
+    return (yield from _ColumnReader(signature, span, values, known).steps(lasts))
 
 
 class _ColumnReader:
     """The tokens that are read beside each last one."""
 
-    def __init__(self, signature: Signature, span: AlphabetSpan, values: TokenValues) -> None:
+    def __init__(
+        self, signature: Signature, span: AlphabetSpan, values: TokenValues, known: Integers | None = None
+    ) -> None:
+        self.known = np.zeros(0, dtype=np.int64) if known is None else known
         self.span, self.values, self.table = span, values, LogitTable(signature, values)
         self.rounding = signature.space.rounding
 
@@ -100,6 +107,36 @@ class _ColumnReader:
             where, letters = np.array(pairs, dtype=np.int64).T
             yield from self.table.ask(where, letters)
             yield from self.table.ask_ladders(places)
+        yield from self._ask_islands(places)
+
+    def _ask_islands(self, places: Integers) -> Steps[None]:
+        """What no ladder reaches from a last token, over one of those tokens: it drowns the last, as they all do."""
+        known = self.table
+        for _ in range(ISLANDS if known.longest > FEWEST else 0):
+            found = [root for place in places for root in self._island(int(place))]
+            if not found:
+                return
+            lasts, roots, drowned, letters = zip(*found, strict=True)
+            new = known.lasts.size + np.arange(len(found))
+            known.add(np.array(lasts), np.array(roots), np.array(drowned))
+            where = np.repeat(new, [each.size for each in letters])
+            yield from known.ask(where, np.concatenate(letters))
+            yield from known.ask_ladders(new)
+
+    def _island(self, place: int) -> list[tuple[int, int, float, Integers]]:
+        """A last token, a root, by how much it drowns the last one at least, and others to read over it; or nothing."""
+        known, rows = self.table, self._rows(place)
+        if self._is_solved(place):
+            return []
+        unread = np.all(~(known.errors[rows] <= known.stepped), axis=0) & self._others(place)
+        offsets = np.where(np.isfinite(known.drowned[rows]), known.drowned[rows], 0.0)
+        bounds = np.max(known.bound[rows] + offsets[:, None], axis=0)
+        others = np.flatnonzero(unread & (bounds > np.log(1 / self.table.good)))
+        others = others[~np.isin(others, known.roots[rows])]
+        if others.size < 2:
+            return []
+        root = int(others[np.argsort(bounds[others], kind="stable")[others.size // 2]])
+        return [(self._last(place), root, float(bounds[root]), others[others != root])]
 
     def _ask_looks(self, lasts: Integers) -> Steps[Integers]:
         """A few tokens beside new last ones, whose places come back."""
@@ -111,7 +148,7 @@ class _ColumnReader:
 
     def _spare(self) -> Integers:
         """Tokens that are no last ones yet."""
-        return np.setdiff1d(np.arange(len(self.span.rows)), self.table.lasts)
+        return np.setdiff1d(np.arange(len(self.span.rows)), np.union1d(self.table.lasts, self.known))
 
     def _ask_beside(self, places: Integers, most: int | None = None) -> Steps[None]:
         """The tokens that span all, or some of them, beside last ones."""
@@ -160,32 +197,43 @@ class _ColumnReader:
         rows = self._differences(place, both)
         return spare[farthest(rows, np.arange(read.size), np.arange(read.size, both.size), min(missing, spare.size))]
 
+    def _rows(self, place: int) -> Integers:
+        """All rows of the table with this last token: over itself, and over roots that drown it."""
+        return np.flatnonzero(self.table.lasts == self.table.lasts[place])
+
+    def _read(self, place: int, most: float) -> tuple[Floats, Floats, Floats]:  # (n, r₀), (n,), (n,)
+        """Differences of tokens that were read beside a last one, their logits and errors of at most so much."""
+        differences, logits, errors, table = [], [], [], self.table
+        for row in self._rows(place):
+            letters = np.flatnonzero((table.errors[row] <= most) & np.isfinite(table.errors[row]) & self._others(place))
+            letters = letters[letters != table.roots[row]]
+            apart = self.span.rows[letters] - self.span.rows[table.roots[row]]
+            differences.append(apart @ self.span.differences)
+            logits.append(table.logits[row, letters])
+            # A logit is an inner product of the oracle's, rounded at the size of what it adds up.
+            size = float(np.max(np.abs(logits[-1]), initial=0.0))
+            size += float(table.drowned[row]) if np.isfinite(table.drowned[row]) else 0.0
+            made = SELF * self.rounding * self.span.rows.shape[1] ** 0.5 * size
+            errors.append(np.hypot(table.errors[row, letters], made))
+        return np.concatenate(differences), np.concatenate(logits), np.concatenate(errors)
+
     def _is_solved(self, place: int) -> bool:
         """Whether what was read well beside a last token determines its key."""
-        read = np.flatnonzero((self.table.errors[place] <= SOLVED * self.table.good) & self._others(place))
+        rows = self._read(place, SOLVED * self.table.good)[0]
         count = self.span.numbers[1]
-        return read.size >= count and bool(np.linalg.matrix_rank(self._differences(place, read)) == count)
+        return len(rows) >= count and bool(np.linalg.matrix_rank(rows) == count)
 
     def _keys(self, place: int) -> tuple[Floats, Floats]:  # (r₀,), (r₀,)
         """The key of a last token by least squares, weighted by errors."""
-        read = np.flatnonzero((self.table.errors[place] < np.inf) & self._others(place))
-        rows, errors = self._differences(place, read), self.table.errors[place, read]
-        if read.size < rows.shape[1] or np.linalg.matrix_rank(rows) < rows.shape[1]:
+        rows, logits, errors = self._read(place, np.inf)
+        if len(rows) < rows.shape[1] or np.linalg.matrix_rank(rows) < rows.shape[1]:
             raise Unrecoverable(
                 Outcome.SATURATED,
-                f"beside a token of the alphabet only {read.size} others keep a weight that can be read, and "
+                f"beside a token of the alphabet only {len(rows)} others keep a weight that can be read, and "
                 f"{rows.shape[1]} are needed: it drowns the others",
             )
-        # A logit is an inner product of the oracle's, rounded at the size of what it adds up.
-        made = (
-            SELF
-            * self.rounding
-            * self.span.rows.shape[1] ** 0.5
-            * float(np.max(np.abs(self.table.logits[place, read])))
-        )
-        errors = np.hypot(errors, made)
         inverse = np.linalg.pinv(rows / errors[:, None])
-        keys = inverse @ (self.table.logits[place, read] / errors)
+        keys = inverse @ (logits / errors)
         solving = self.rounding * float(np.linalg.cond(rows)) * float(np.max(np.abs(keys)))
         return keys, np.linalg.norm(inverse, axis=1) + solving
 

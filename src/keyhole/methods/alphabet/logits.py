@@ -53,7 +53,8 @@ class LogitTable:
 
     def __init__(self, signature: Signature, values: TokenValues) -> None:
         self.signature, self.values = signature, values
-        self.lasts = np.zeros(0, dtype=np.int64)
+        self.lasts, self.roots = (np.zeros(0, dtype=np.int64) for _ in range(2))
+        self.drowned = np.zeros(0)  # the least logit of the root over the last token, which adds its share to errors
         shape = (0, values.answers.shape[0])
         self.logits, self.errors, self.bound = (np.zeros(shape) for _ in range(3))
         self.below, self.tried = (np.zeros(shape, dtype=bool) for _ in range(2))
@@ -62,17 +63,21 @@ class LogitTable:
         self.good = max(signature.space.eps**GOOD, EVEN * least)
         self.stepped = STEPPED * self.good
 
-    def add(self, lasts: Integers) -> None:
-        """Last tokens of which nothing is known yet."""
+    def add(self, lasts: Integers, roots: Integers | None = None, drowned: Floats | None = None) -> None:
+        """Last tokens of which nothing is known yet; logits are over them, or over roots that drown them."""
         shape, first = (lasts.size, self.logits.shape[1]), self.lasts.size
         self.lasts = np.concatenate([self.lasts, lasts])
+        self.roots = np.concatenate([self.roots, lasts if roots is None else roots])
+        self.drowned = np.concatenate([self.drowned, np.full(lasts.size, np.inf) if drowned is None else drowned])
         self.logits = np.concatenate([self.logits, np.zeros(shape)])
         self.errors = np.concatenate([self.errors, np.full(shape, np.inf)])
-        self.errors[np.arange(first, self.lasts.size), lasts] = 0.0
+        self.errors[np.arange(first, self.lasts.size), self.roots[first:]] = 0.0
         # The logit of the last reference that a token was far above, and whether the last token drowns it.
         self.bound = np.concatenate([self.bound, np.full(shape, -np.inf)])
         self.below = np.concatenate([self.below, np.zeros(shape, dtype=bool)])
         self.tried = np.concatenate([self.tried, np.zeros(shape, dtype=bool)])
+        rooted = first + np.flatnonzero(self.roots[first:] != lasts)
+        self.below[rooted, self.lasts[rooted]] = self.tried[rooted, self.lasts[rooted]] = True
 
     @property
     def longest(self) -> float:
@@ -102,16 +107,17 @@ class LogitTable:
 
     def _ask_blocks(self, places: Integers, letters: Integers, count: int) -> Steps[None]:
         """Several tokens a query beside one last token."""
-        blocks: dict[int, list[tuple[int, Integers]]] = {}
+        blocks: dict[tuple[int, bool], list[tuple[int, Integers]]] = {}
         for place in np.unique(places):
             own = letters[places == place]
             for first in range(0, own.size, count):
                 block = own[first : first + count]
-                blocks.setdefault(block.size, []).append((int(place), block))
+                rooted = bool(self.roots[place] != self.lasts[place])
+                blocks.setdefault((block.size, rooted), []).append((int(place), block))
         for some in blocks.values():
             where, members = np.array([place for place, _ in some]), np.stack([block for _, block in some])
-            ends = self.lasts[where]
-            plan = letters_plan("scores", self.signature, np.column_stack([members, ends]))
+            ends = self.roots[where]
+            plan = letters_plan("scores", self.signature, np.column_stack([members, *self._ends(where)]))
             asked: Measurements = yield plan
             known = self.values.answers
             ways = known[members] - known[ends][:, None, :]  # (n, k, outputs)
@@ -119,6 +125,7 @@ class LogitTable:
             weights = ((asked.by_output - known[ends])[:, None, :] @ inverse)[:, 0, :]
             rest = 1 - np.sum(weights, axis=1, keepdims=True)
             own = self._rounding(members, np.full(members.shape, -1), ends[:, None] + 0 * members) + asked.radius
+            own = own + self._share_of_last(where)[:, None]
             error = np.max(own, axis=1, keepdims=True) * np.linalg.norm(inverse, axis=1)
             whole = np.linalg.norm(error, axis=1, keepdims=True)
             sure = (weights > 2 * error) & (rest > 2 * whole)
@@ -141,14 +148,17 @@ class LogitTable:
     def _ask_beside(self, places: Integers, letters: Integers, beside: Integers, copies: int = 1) -> Steps[None]:
         """One token each, in so many copies, beside one of known logit (none where that is negative) and the last."""
         plain = beside < 0
-        ends = self.lasts[places]
         answers = np.zeros((letters.size, self.values.answers.shape[1]))
         radius = 0.0
-        for some, columns in ((plain, [letters] * copies + [ends]), (~plain, [letters] * copies + [beside, ends])):
-            if np.any(some):
-                plan = letters_plan("scores", self.signature, np.stack([column[some] for column in columns], axis=1))
-                asked: Measurements = yield plan
-                answers[some], radius = asked.by_output, asked.radius
+        rooted = self.roots[places] != self.lasts[places]
+        for with_root in (False, True):
+            ends = self._ends(places) if with_root else [self.lasts[places]]
+            for some, columns in ((plain, [letters] * copies + ends), (~plain, [letters] * copies + [beside, *ends])):
+                here = some & (rooted == with_root)
+                if np.any(here):
+                    letters_of = np.stack([column[here] for column in columns], axis=1)
+                    asked: Measurements = yield letters_plan("scores", self.signature, letters_of)
+                    answers[here], radius = asked.by_output, asked.radius
         read = self._read(places, letters, beside, answers, radius, copies)
         better = read.errors < self.errors[places, letters]
         kept, seen = places[better], letters[better]
@@ -161,7 +171,7 @@ class LogitTable:
 
     def _base(self, places: Integers, beside: Integers) -> tuple[Floats, Floats, Floats, Floats]:
         """Value (n, outputs), logit, share and error of the token or two that another stands beside."""
-        answers, ends = self.values.answers, self.lasts[places]
+        answers, ends = self.values.answers, self.roots[places]
         letters = np.maximum(beside, 0)
         logits = np.where(beside < 0, -np.inf, self.logits[places, letters])
         share = np.where(beside < 0, 0.0, 1 / (1 + np.exp(-np.clip(logits, -700.0, 700.0))))
@@ -172,13 +182,13 @@ class LogitTable:
     def _read(
         self, places: Integers, letters: Integers, beside: Integers, answers: Floats, radius: float, copies: int
     ) -> Reading:
-        values, ends = self.values, self.lasts[places]
+        values, ends = self.values, self.roots[places]
         base, logit, share, unknown = self._base(places, beside)
         ways = values.answers[letters] - base
         squares = np.maximum(np.sum(ways**2, axis=1), 1e-300)
         weight = np.sum((answers - base) * ways, axis=1) / squares
         rest = np.sum((values.answers[letters] - answers) * ways, axis=1) / squares
-        own = self._rounding(letters, beside, ends) + radius
+        own = self._rounding(letters, beside, ends) + self._share_of_last(places) + radius
         apart = np.linalg.norm(values.answers[np.maximum(beside, 0)] - values.answers[ends], axis=1)
         error = (own + share * (1 - share) * apart * np.minimum(unknown, 1.0)) / np.sqrt(squares)
         if np.any((error < UNREADABLE) & (np.minimum(weight, rest) < -OUTSIDE * error)):
@@ -193,6 +203,17 @@ class LogitTable:
         above = np.where(error < UNREADABLE, weight - rest, 0.0)
         reach = -np.log(np.clip(2 * error, 1e-300, 1.0))
         return Reading(np.log(safe / other) + logit - np.log(copies), errors, above, reach)
+
+    def _ends(self, places: Integers) -> list[Integers]:
+        """The tokens at the end of sequences: roots, where there are others than last ones, and the last ones."""
+        rooted = bool(np.any(self.roots[places] != self.lasts[places]))
+        return [self.roots[places], self.lasts[places]] if rooted else [self.lasts[places]]
+
+    def _share_of_last(self, places: Integers) -> Floats:
+        """What last tokens may add to answers beside roots that drown them."""
+        answers = self.values.answers
+        apart = np.linalg.norm(answers[self.roots[places]] - answers[self.lasts[places]], axis=1)
+        return np.asarray(np.exp(-self.drowned[places]) * apart)
 
     def _rounding(self, letters: Integers, beside: Integers, ends: Integers) -> Floats:
         """Radius of an answer and of the values that it is compared with."""
@@ -216,7 +237,7 @@ class LogitTable:
 
     def _reference(self, place: int, letter: int, known: Integers) -> tuple[float, int]:
         """The known token beside which another is read best, and the error to expect; infinite where none is of use."""
-        known = known[(known != letter) & (known != self.lasts[place])]
+        known = known[(known != letter) & (known != self.roots[place]) & (known != self.lasts[place])]
         if not known.size:
             return np.inf, -1
         logits, error = self.logits[place, known], self.errors[place, letter]
@@ -226,7 +247,7 @@ class LogitTable:
         guess = self.logits[place, letter] if error < COARSE else 0.0
         base, logit, _, unknown = self._base(np.full(known.size, place), known)
         apart = np.linalg.norm(self.values.answers[letter] - base, axis=1)
-        own = self._rounding(np.full(known.size, letter), known, np.full(known.size, self.lasts[place]))
+        own = self._rounding(np.full(known.size, letter), known, np.full(known.size, self.roots[place]))
         expected = own / np.maximum(apart, 1e-300) * 2 * (2 + 2 * np.cosh(np.clip(guess - logit, -500, 500))) + unknown
         best = int(np.argmin(expected))
         return float(max(expected[best] - unknown[best], 0.0)), int(known[best])

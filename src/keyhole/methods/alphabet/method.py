@@ -74,7 +74,7 @@ def _ask_score(signature: Signature, span: AlphabetSpan, values: TokenValues, co
         further = others[farthest(rows, columns.lasts, others, 1)]
         if not (yield from _ask_whether_biased(signature, span, values, int(further[0]), plain)):
             return plain
-        columns = columns.with_more((yield from ask_columns(signature, span, values, further)))
+        columns = columns.with_more((yield from ask_columns(signature, span, values, further, columns.lasts)))
     if np.linalg.matrix_rank(rows[columns.lasts]) == span.numbers[0]:
         raise Unrecoverable(Outcome.SATURATED, "too few last tokens keep others readable to tell a score bias apart")
     biased = _solve(signature, span, columns, biased=True)

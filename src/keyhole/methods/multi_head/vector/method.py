@@ -14,6 +14,7 @@ from keyhole.methods.forms.value import Value
 from keyhole.methods.multi_head.vector.first_token import FirstToken, ask_first_token
 from keyhole.methods.multi_head.vector.pairs import ask_distances
 from keyhole.methods.multi_head.vector.probe import VectorQueries
+from keyhole.methods.multi_head.vector.refinement import ask_refined
 from keyhole.methods.multi_head.vector.scores import Scores
 from keyhole.methods.multi_head.vector.scores_all import ask_scores_everywhere
 from keyhole.methods.multi_head.vector.scores_last import ask_scores
@@ -51,10 +52,16 @@ def ask_vector_heads(signature: Signature, rng: np.random.Generator, value: Valu
     queries = VectorQueries(signature, value, rng)
     yield from queries.ask_probes()
     start = yield from ask_first_token(queries)
-    values = yield from ask_values(queries, start)
-    scores = (yield from ask_scores_everywhere(queries, start, values)) if queries.everywhere else None
-    if scores is None:
-        scores = yield from ask_scores(queries, start, values)
+    refines = queries.coarse and queries.work.on_cpu
+    values = yield from ask_values(queries, start, rough=refines)
+    scores = yield from _ask_scores(queries, start, values)
+    if refines and start.heads > 1:
+        refined = yield from ask_refined(queries, value.bias, values, scores)
+        if refined is None and values.rough:
+            values = yield from ask_values(queries, start)
+            scores = yield from _ask_scores(queries, start, values)
+            refined = yield from ask_refined(queries, value.bias, values, scores)
+        values, scores = refined or (values, scores)
     found = estimate_heads(queries, value, start, values, scores)
     apart = yield from ask_distances(queries, found.params, found.radius)
     if not queries.coarse and signature.max_norm is not None:
@@ -66,7 +73,13 @@ def ask_vector_heads(signature: Signature, rng: np.random.Generator, value: Valu
     found = replace(found, radius=MultiHead(wide, found.radius.output_bias))
     if not queries.coarse:
         return found
-    return replace(found, standard_error=(yield from ask_standard_errors(queries, found)))
+    return (yield from ask_standard_errors(queries, found))
+
+
+def _ask_scores(queries: VectorQueries, start: FirstToken, values: VectorValues) -> Steps[Scores]:
+    """The scores from all positions, or from the last one where these do not tell them."""
+    scores = (yield from ask_scores_everywhere(queries, start, values)) if queries.everywhere else None
+    return scores if scores is not None else (yield from ask_scores(queries, start, values))
 
 
 def estimate_heads(

@@ -9,6 +9,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Floats, Integers, Space, floats, like, lu_factor, namespace, times
 from keyhole.methods.multi_head.vector.first_token import CLEAR
+from keyhole.methods.multi_head.vector.polish import Asked
 from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
 from keyhole.methods.multi_head.vector.values import VectorValues
 from keyhole.numerics.svd import singular_values, spectral_norm, svd
@@ -62,6 +63,8 @@ class Scores:
     ranks: Integers  # (heads,) of score and bias together
     per_query: int  # tokens
     condition: float  # errors of answers over errors of logits
+    asked: Asked | None = None  # all queries of several tokens, for least squares over them
+    noise: float = 0.0  # deviation of their answers that errors were made of
 
 
 def spectral(errors: Array) -> Floats:  # (heads, m, n) -> (heads,)

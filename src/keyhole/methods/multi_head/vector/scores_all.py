@@ -8,7 +8,7 @@ read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps
 from keyhole.methods.multi_head.vector import scores as common
 from keyhole.methods.multi_head.vector.first_token import CLEAR, FirstToken
+from keyhole.methods.multi_head.vector.polish import Asked, Block, with_constant
 from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import Scores
 from keyhole.methods.multi_head.vector.values import VectorValues
@@ -25,6 +26,8 @@ from keyhole.queries import Measurements, Plan, Position, Term, TokenRows
 SMALLER, MOST_SIZES = 0.7, 12
 # Forms known worse than this leave radii too wide to certify: beside long last tokens they are known better.
 BLURRED = 3.5e-4
+# So much worse where least squares over all answers follow.
+ROUGHER = 8.0
 # Of heads whose scores do less than this part of what the sharpest do, as of those without any, no more is asked.
 FLATTEST = 1e-2
 # Where some weight cannot be read after all everything is read again with shorter tokens, so often.
@@ -58,6 +61,8 @@ class _Read:
 
     forms: Floats  # (queries, heads, n, n + 1)
     errors: Floats
+    seen: Floats  # (queries, n + 1, outputs) answers, without the bias
+    noise: float  # their deviation
 
     def relative_error(self) -> float:
         """Radii over what scores make of forms, in the head that is known worst."""
@@ -83,11 +88,14 @@ class _BlockReader:
         places = np.arange(queries.width, dtype=np.int64)
         self.groups = [places[first : first + half] for first in range(0, queries.width, half)]
         self.condition = 0.0
+        self.blurred = ROUGHER * BLURRED if values.rough else BLURRED
         self._clear()
 
     def _clear(self) -> None:
         shape = (self.heads, self.queries.width, self.queries.width + 1)
         self.forms, self.errors, self.times = np.zeros(shape), np.zeros(shape), np.zeros(shape[1:])
+        self.answered: list[Block] = []
+        self.noises: list[float] = []
 
     def ask_size(self) -> Steps[bool]:
         """Make tokens of the size at which forms are known best, if they are known well at any."""
@@ -104,7 +112,7 @@ class _BlockReader:
             self.size *= SMALLER
         self.size = kept
         self.tokens = self.queries.on_grid(kept * self.unit)
-        return best <= BLURRED
+        return best <= self.blurred
 
     def ask(self) -> Steps[Scores | None]:
         """Groups beside all others, until their rows span the rest; None where a weight cannot be read."""
@@ -117,9 +125,16 @@ class _BlockReader:
                 ranks = common.ranks_above(self.forms, self.errors)
                 return self._scores(self.forms, ranks, common.rms(self.errors), self.errors, 0.0)
             scores = self.solve_spanned(np.concatenate(self.groups[: group + 1]))
-            if scores is not None:
+            if scores is not None and self._is_sharp(scores):
                 return scores
         return None
+
+    def _is_sharp(self, scores: Scores) -> bool:
+        """Whether all rows but those read are told by these so well that radii stay narrow enough to certify."""
+        sizes = np.sqrt(np.mean(scores.matrices**2, axis=(1, 2)))
+        sizes = np.maximum(sizes, FLATTEST * np.max(sizes))
+        together = self.queries.width**0.5 * scores.dropped  # may be the same in all entries of a row
+        return bool(np.all(scores.errors + together <= self.blurred * sizes))
 
     def _ask_beside(self, group: int) -> Steps[bool]:
         """Read one group beside all that it was not beside yet."""
@@ -129,10 +144,13 @@ class _BlockReader:
             by_size.setdefault(partner.size, []).append(np.concatenate([self.groups[group], partner]))
         for members in by_size.values():
             read = yield from self._ask(np.stack(members))
-            if read is None or read.relative_error() > 2 * BLURRED:
+            if read is None or read.relative_error() > 2 * self.blurred:
                 return False
-            for some, forms, errors in zip(members, read.forms, read.errors, strict=True):
+            for some, forms, errors, seen in zip(members, read.forms, read.errors, read.seen, strict=True):
                 self._add(some, forms, errors)
+                ends = np.append(some, self.queries.width)
+                self.answered.append(Block(some, ends, np.ones(ends.size), seen))
+            self.noises.append(read.noise)
         return True
 
     def _add(self, members: Integers, forms: Floats, errors: Floats) -> None:  # (n,), twice (heads, n, n + 1)
@@ -154,12 +172,14 @@ class _BlockReader:
         share = self.size * (self.heads / self.per_query) ** 0.5
         mixed = float(np.hypot(self.values.noise, self.values.error * share))
         forms, form_errors = np.zeros((2, members.shape[0], self.heads, count, count + 1))
+        noises: list[float] = []
         for number, some in enumerate(members):
             own = self.tokens[some] @ self.values.matrices  # (heads, n, outputs)
             inverse = common.inverse_of(own)
             self.condition = max(self.condition, common.worst_of(inverse) * self.size)
             flat = seen[number] @ inverse
             noise = common.answer_noise(queries, self.values, seen[number], own, inverse, share, mixed)
+            noises.append(noise)
             weights = flat.reshape(-1, self.heads, count)
             rest = 1 - np.sum(weights, axis=2, keepdims=True)
             if not (np.all(weights > 0) and np.all(rest > 0)):
@@ -170,15 +190,18 @@ class _BlockReader:
                 return None
             forms[number] = np.log(weights / rest).transpose(1, 2, 0)
             form_errors[number] = form_error.transpose(1, 2, 0)
-        return _Read(forms, form_errors)
+        return _Read(forms, form_errors, seen, float(np.median(noises)))
 
     def _scores(
         self, forms: Floats, ranks: Integers, errors: Floats, read_errors: Floats, dropped: Floats | float
     ) -> Scores:
         shown, known = (self.per_query, self.condition), self.values.matrices
-        return common.scores_of(
+        found = common.scores_of(
             forms, self.tokens, self.tokens, known, ranks, errors, common.rms(read_errors), shown, dropped
         )
+        last = with_constant(np.vstack([self.tokens, np.zeros(self.queries.width)]), self.queries.scale)
+        asked = Asked(self.tokens, last, self.answered, self.queries.linear)
+        return replace(found, asked=asked, noise=float(np.median(self.noises)))
 
     def solve_spanned(self, read: Integers) -> Scores | None:
         """All forms, where the rows read span the others; None where they do not show to."""

@@ -11,9 +11,11 @@ from keyhole.arrays import Array, Floats, Integers, Space, floats, like, median,
 from keyhole.methods.base import Steps, Unrecoverable, together
 from keyhole.methods.multi_head.vector import scores as common
 from keyhole.methods.multi_head.vector.first_token import CLEAR
+from keyhole.methods.multi_head.vector.polish import Asked, Block, with_constant
 from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import Scores
 from keyhole.methods.multi_head.vector.values import VectorValues
+from keyhole.numerics.svd import svd
 from keyhole.recovery import Outcome
 
 # Logits of tokens are aimed at this size in the sharpest head.
@@ -24,6 +26,9 @@ UNUSUAL, HALVINGS = 64.0, 30
 TELLING = 0.1
 # Rows tell further ones where that enlarges their errors by no more than this; else these are read.
 STEEPEST = 32.0
+# Where least squares over all answers follow, tokens beyond so many times as many as ranks are read beside this part of
+# the last ones, but beside so many times as many as those tokens.
+SPARE_ROWS, SOME, SPARE_COLUMNS = 1.25, 0.5, 2
 # Numbers to spare for each correction of a value.
 SPARE = 4
 
@@ -41,6 +46,8 @@ def ask_forms(reader: ScoreReader) -> Steps[Scores]:
     for block in range(1, len(reader.blocks)):
         ranks = common.ranks_above(rows, errors)
         rank = int(np.max(ranks))
+        if reader.values.rough and SPARE_ROWS * rank <= rows.shape[1]:
+            return (yield from reader.ask_rest(block, rows, errors))
         coarse = bool(median(errors) > common.KNOWN * median(abs(rows)))
         enough = whole if coarse else rank + 1
         chosen = common.choose_columns(rows, ranks, enough) if enough < whole - 1 else every
@@ -86,6 +93,8 @@ class ScoreReader:
         self.own = [self.work.asarray(self.tokens[block]) @ values.matrices for block in self.blocks]
         self.inverses = [common.inverse_of(own) for own in self.own]
         self.mended: list[Floats | None] = [None] * len(self.blocks)
+        self.answered: list[Block] = []
+        self.noises: list[float] = []  # of answers, as errors were made of
         self.condition = max(common.worst_of(inverse) for inverse in self.inverses) * self.size
         # What answers are off by: their rounding, what start and values explain no further, and the values' errors.
         mixed = values.error * self.size * (self.heads / self.per_query) ** 0.5
@@ -161,6 +170,7 @@ class ScoreReader:
                 noise = common.answer_noise(
                     queries, self.values, answers, self.own[block], self.inverses[block], share, self.noise
                 )
+                self.noises.append(noise)
             inverse = self.inverses[block]
             scales = work.asarray(scale[left])[:, None]
             weights = xp.reshape(answers @ inverse / (sign * scales), (left.size, heads, members.size))
@@ -184,6 +194,8 @@ class ScoreReader:
             good = to_numpy(xp.all(some & (form_error < most), axis=(1, 2)))
             taken = left[good]
             if taken.size:
+                if work.on_cpu:
+                    self.answered.append(Block(members, columns[taken], scale[taken], answers[good]))
                 places = work.indices(np.flatnonzero(good))
                 for found, each in ((forms, logits), (form_errors, form_error)):
                     found[:, :, work.indices(taken)] = xp.permute_dims(xp.take(each, places, axis=0), (1, 2, 0))
@@ -194,6 +206,22 @@ class ScoreReader:
         raise Unrecoverable(
             Outcome.SATURATED, f"the weights of {left.size} queries stayed at 0 or 1 however short the tokens were"
         )
+
+    def ask_rest(self, block: int, rows: Floats, errors: Floats) -> Steps[Scores]:  # (heads, m, width + 1)
+        """All further tokens beside some last ones, at random but for the zero one: the others by what rows span."""
+        whole, frames = rows.shape[2], svd(rows)[2]
+        some = min(max(int(SOME * whole), SPARE_COLUMNS * rows.shape[1]), whole)
+        read, filled = [np.mean(errors**2, axis=(1, 2))], [rows]
+        for number in range(block, len(self.blocks)):
+            chosen = np.append(np.sort(self.queries.rng.permutation(whole - 1)[: some - 1]), whole - 1)
+            more, wide = yield from self.ask(number, chosen)
+            inverses = np.linalg.pinv(frames[:, :, chosen])  # (heads, some, m)
+            filled.append((more @ inverses) @ frames)
+            read.append(np.mean(wide**2, axis=(1, 2)))
+        known = np.sqrt(np.mean(read, axis=0))
+        forms = np.concatenate(filled, axis=1)
+        ranks = common.ranks_above(forms, np.broadcast_to(known[:, None, None], forms.shape))
+        return self.solve(forms, ranks, known, known)
 
     def ask_columns(
         self,
@@ -229,10 +257,12 @@ class ScoreReader:
     ) -> Scores:
         """Scores and biases from forms: the last of the last tokens is zero."""
         shown, known = (self.per_query, self.condition), self.corrected_values()
+        asked = Asked(self.tokens, with_constant(self.last, self.queries.scale), self.answered, self.queries.linear)
         origin = self.last[-1]
         found = common.scores_of(
             forms, self.tokens, self.last[:-1] - origin, known, ranks, errors, read_errors, shown, dropped
         )
+        found = replace(found, asked=asked, noise=float(np.median(self.noises)))
         if not np.any(origin):
             return found
         wider = found.bias_errors + (found.errors + found.dropped) * float(np.linalg.norm(origin))

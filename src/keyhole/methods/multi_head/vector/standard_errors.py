@@ -6,6 +6,8 @@ errors of independent numbers do, and held-out sequences that serve nothing else
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from keyhole.arrays import ROUNDING_DEVIATIONS, Floats, floats
@@ -36,10 +38,11 @@ def draw_tokens(queries: VectorQueries, params: MultiHead, count: int) -> list[F
     return drawn
 
 
-def ask_standard_errors(queries: VectorQueries, found: Estimate[MultiHead]) -> Steps[MultiHead]:
-    """Standard errors of all numbers: what radii are made of, times the most that held-out answers are off by.
+def ask_standard_errors(queries: VectorQueries, found: Estimate[MultiHead]) -> Steps[Estimate[MultiHead]]:
+    """With standard errors of all numbers: what radii are made of, times the most that held-out answers are off by.
 
-    Those of values stay as they are: they decide where one long token has all weight, which few sequences show.
+    Those of values are never less: they decide where one long token has all weight, which few sequences show. Radii are
+    wider where held-out answers are off by more than these say.
     """
     space, own = queries.signature.space, found.radius
     claimed = own.with_arrays({name: each / ROUNDING_DEVIATIONS for name, each in own.arrays().items()})
@@ -54,5 +57,7 @@ def ask_standard_errors(queries: VectorQueries, found: Estimate[MultiHead]) -> S
         size = float(np.sqrt(np.mean(deviation**2)))
         if size > 0:
             times = max(times, float(np.sqrt(np.mean(rest**2))) / size)
-    scaled = {name: times * each if ".score" in name else each for name, each in claimed.arrays().items()}
-    return claimed.with_arrays(scaled)
+    more = max(times, 1.0)
+    scaled = {name: (times if ".score" in name else more) * each for name, each in claimed.arrays().items()}
+    wider = {name: more * each for name, each in own.arrays().items()}
+    return replace(found, radius=own.with_arrays(wider), standard_error=claimed.with_arrays(scaled))

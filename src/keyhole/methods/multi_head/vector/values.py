@@ -73,6 +73,7 @@ class VectorValues:
     draws: Floats  # (draws, heads, width, outputs) errors that values may have together; none where spans tell values
     weak: Floats  # (n, heads, outputs) what heads can exchange at little cost to the sum: told worst by spans
     traded: float  # deviation of one value of a unit token by what heads may trade, where there are no draws of it
+    rough: bool = False  # whether they are only a start of least squares over all answers
 
     @property
     def sharp(self) -> bool:
@@ -80,9 +81,18 @@ class VectorValues:
         sizes = np.sqrt(floats(namespace(self.matrices).mean(self.matrices**2, axis=(1, 2))))
         return bool(np.all(np.sqrt(np.mean(self.spread**2, axis=1)) <= BLURRED * sizes))
 
+    @property
+    def apart(self) -> bool:
+        """Whether what heads may trade for each other is as small, however tilted the spans are."""
+        sizes = np.sqrt(np.mean(self.matrices**2, axis=(1, 2)))
+        return bool(self.traded <= BLURRED * np.min(sizes))
 
-def ask_values(queries: VectorQueries, start: FirstToken) -> Steps[VectorValues]:
-    """Values of tokens until their spans are complete; then those of all tokens from the sum over heads."""
+
+def ask_values(queries: VectorQueries, start: FirstToken, *, rough: bool = False) -> Steps[VectorValues]:
+    """Values of tokens until their spans are complete; then those of all tokens from the sum over heads.
+
+    `rough`: also where these spans are too tilted to be exact, for least squares over all answers to go on from.
+    """
     reader = _ValueReader(queries, start)
     if start.heads == 1:
         return reader.single_head()
@@ -97,6 +107,8 @@ def ask_values(queries: VectorQueries, start: FirstToken) -> Steps[VectorValues]
         values = None if spans is None or shares is None else reader.solve_spanned(spans, shares)
         if values is not None and values.sharp and (yield from reader.ask_test(values)):
             return values
+        if rough and values is not None and values.apart and known >= filled and (yield from reader.ask_test(values)):
+            return replace(values, rough=True)
         count = min(known, limit - known)
         if known < filled:
             count = min(count, filled - known)
