@@ -1,0 +1,63 @@
+"""Several heads of any positions within a bound on token norms: behind a norm there are no long tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from keyhole.arrays import Array, floats
+from keyhole.families import MultiHead
+from keyhole.methods.base import Estimate, Steps, Unrecoverable
+from keyhole.methods.forms.value import Value, ask_value
+from keyhole.methods.multi_head.vector.parts.biased.method import ask_biased_scores
+from keyhole.methods.multi_head.vector.parts.bounded.sight import ask_bounded_sight
+from keyhole.methods.multi_head.vector.parts.bounded.values import ask_bounded_values
+from keyhole.methods.multi_head.vector.parts.long_tokens import FILLED
+from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
+from keyhole.queries import Signature
+from keyhole.recovery import Outcome
+
+# Tokens are as long as the bound allows, or shorter by this at a time where weights saturate, so often.
+SHORTER, ATTEMPTS = 2.0**-3, 4
+# How tokens that are too long show.
+TOO_LONG = (Outcome.SATURATED, Outcome.WRONG_FAMILY, Outcome.TOO_NOISY)
+
+
+def ask_bounded_heads(
+    signature: Signature,
+    rng: np.random.Generator,
+    names: Mapping[str, str],
+    form: str,
+    frequencies: Array | None = None,
+) -> Steps[Estimate[MultiHead]]:
+    """All heads of f(X) = Σ_h Σ_i weight_hi·x_iᵀ·V_h + b, |x_i| bounded, the logit of x being affine in x and in x_N.
+
+    Heads and values come from what weights of two tokens have in common beside any others (`ask_bounded_values`),
+    whatever positions, biases or slopes do. Then logits are read as those of heads with biases are
+    (`ask_biased_scores`).
+    """
+    if names["link"] != "exp" or names["normaliser"] != "sum":
+        raise Unrecoverable(
+            Outcome.WRONG_FAMILY, "within a bound on token norms caps and sinks of several heads are not read"
+        )
+    value = yield from ask_value(signature)
+    if floats(value.vector).ndim == 1:
+        raise Unrecoverable(Outcome.WRONG_FAMILY, "several heads are read from several outputs: the box has one")
+    plain = Value(floats(value.vector), floats(value.radius), floats(value.bias), floats(value.bias_radius))
+    scale = float(min(signature.norm_limit / 2, signature.width**0.5))
+    for attempt in range(ATTEMPTS):
+        queries = VectorQueries(signature, plain, rng, filled=FILLED)
+        queries.scale = scale * SHORTER**attempt
+        yield from queries.ask_precision()
+        try:
+            if names["position_bias"] == "window":
+                queries.window = yield from ask_bounded_sight(queries)
+            start = yield from ask_bounded_values(queries)
+            return (yield from ask_biased_scores(queries, start, start.known, names, form, frequencies))
+        except HeadsHidden:
+            raise
+        except Unrecoverable as error:
+            if error.outcome not in TOO_LONG or attempt + 1 == ATTEMPTS:
+                raise
+    raise AssertionError  # pragma: no cover - the last attempt returns or raises
