@@ -15,6 +15,7 @@ import keyhole as kh
 from keyhole.arrays import to_numpy
 from keyhole.cli import main
 from keyhole.errors import FileError, UsageError
+from keyhole.families.forms import Rotary
 from keyhole.families.projections import factored
 from keyhole.families.torch_layouts import heads_of, weights_of
 from keyhole.methods import METHODS
@@ -128,6 +129,27 @@ def test_rotary_layers_are_boxes_but_no_heads() -> None:
     with pytest.raises(UsageError, match="by their position"):
         weights_of(heads_of(attention_in(model_of("bert"))[0].module), oracle.module)
     assert not kh.recover(oracle, method="single-head", throw=False).certified
+
+
+def test_rotary_layers_with_biases_are_heads_of_that_form() -> None:
+    """GPT-NeoX turns one pair of four; keys and queries have biases."""
+    oracle = kh.TransformersOracle(random_model("GPTNeoX"), 0, precision="float64")
+    weights = {name: to_numpy(each.detach()) for name, each in oracle.place.module.named_parameters()}
+    rows = [0, 2, 3, 4, 1, 5, 6, 7]  # the two that turn are a pair, and so are any two of the others
+    count, width = 4, ARCHITECTURE_WIDTH
+    each = weights["query_key_value.weight"].reshape(count, 3, 8, width)
+    own = weights["query_key_value.bias"].reshape(count, 3, 8)
+    heads, constant = [], weights["dense.bias"]
+    for head in range(count):
+        (query, key, value), (query_bias, key_bias, value_bias) = each[head], own[head]
+        project = weights["dense.weight"][:, 8 * head : 8 * head + 8].T
+        size, angles = 8**-0.5, np.array([1.0, 0.0, 0.0, 0.0])
+        form = Rotary(size * query[rows], key[rows], angles, size * query_bias[rows], key_bias[rows])
+        heads.append(kh.FormHead(form, value.T @ project))
+        constant = constant + value_bias @ project
+    given = torch.asarray(np.random.default_rng(2).standard_normal((4, 9, width)))
+    expected = to_numpy(oracle(given))
+    assert np.allclose(kh.MultiHead(heads, constant)(to_numpy(given)), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,6 +11,7 @@ from scipy.optimize import linear_sum_assignment
 
 from keyhole.arrays import Floats, floats
 from keyhole.families.form_head import FormHead
+from keyhole.families.forms import Form
 from keyhole.families.multi_head import MultiHead
 from keyhole.families.parts import (
     Attention,
@@ -287,7 +288,12 @@ def _apart_of_powers(first: SingleHead, second: SingleHead) -> float:
 def canonical_form_head(params: FormHead, tolerance: float) -> FormHead:  # noqa: ARG001
     """The head with the canonical arrays of its form."""
     bias = None if params.output_bias is None else floats(params.output_bias)
-    return FormHead(params.form.canonical(), floats(params.value), bias, params.attention)
+    return FormHead(_shown_form(params).canonical(), floats(params.value), bias, params.attention)
+
+
+def _shown_form(params: FormHead) -> Form:
+    """The form without what weights do not show of it."""
+    return params.form.without_shift() if params.attention.ignores_shifts else params.form
 
 
 def equivalent_form_heads(first: FormHead, second: FormHead, tolerance: float, max_length: int | None) -> bool:  # noqa: ARG001
@@ -306,7 +312,7 @@ def distance_of_form_heads(first: FormHead, second: FormHead) -> float:
 
 
 def _distance_of_logits(first: FormHead, second: FormHead) -> float:
-    one, two = first.form.canonical(), second.form.canonical()
+    one, two = _shown_form(first).canonical(), _shown_form(second).canonical()
     if type(one) is not type(two):
         return 1.0
     pairs = [(one.told()[name], array) for name, array in two.aligned_to(one).told().items()]
@@ -324,7 +330,7 @@ def align_form_heads(params: FormHead, truth: FormHead) -> dict[str, Floats]:
     """The arrays of the truth, those of the form as they are closest to the recovered ones."""
     if type(params.form) is not type(truth.form):
         return {}
-    closest = replace(truth, form=truth.form.aligned_to(params.form)).arrays()
+    closest = replace(truth, form=_shown_form(truth).aligned_to(params.form)).arrays()
     return {
         name: floats(closest[name])
         for name, array in params.arrays().items()

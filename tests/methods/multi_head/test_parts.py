@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,32 @@ def test_pairs_that_do_not_turn_are_found(fresh_seed: int, tmp_path: Path) -> No
     assert sorted(len(group) for group in result.stats.details["groups"]) == [1, 2]
     result.params.save(tmp_path / "heads.safetensors")
     assert kh.distance(kh.load(tmp_path / "heads.safetensors"), truth) < 1e-8
+
+
+@pytest.mark.parametrize("kind", ["rotary", "partly", "window", "slopes", "table"])
+def test_biases_of_keys_and_queries_are_found(kind: str, fresh_seed: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(fresh_seed)
+    options: dict[str, Any] = {"form": "rotary"}
+    if kind in ("slopes", "table"):
+        attention, options = CASES["slopes" if kind == "slopes" else "tables"]
+        biased = [replace(head, score_bias=rng.standard_normal(WIDTH)) for head in heads_of(attention, rng).heads]
+        truth = kh.MultiHead(biased, rng.standard_normal(OUTPUTS))
+    else:
+        plain = rotary_heads(rng, np.array([0.9, 0.0 if kind == "partly" else 0.2]))
+        heads: list[Any] = []
+        attention = Attention(position_bias=Window(5)) if kind == "window" else Attention()
+        for head in plain.heads:
+            query_bias, key_bias = rng.standard_normal((2, 4))
+            form = replace(head.form, query_bias=query_bias, key_bias=key_bias)  # type: ignore[type-var]
+            heads.append(replace(head, form=form, attention=attention))
+        truth = kh.MultiHead(heads, rng.standard_normal(OUTPUTS))
+        options |= {"frequencies": np.array([0.9] if kind == "partly" else [0.9, 0.2])}
+        options |= {"position_bias": "window"} if kind == "window" else {}
+    result = recovered(truth, fresh_seed, **options)
+    assert_within_radii(result, truth)
+    assert kh.distance(result.params, truth) < 1e-6
+    result.params.save(tmp_path / "heads.safetensors")
+    assert kh.distance(kh.load(tmp_path / "heads.safetensors"), truth) < 1e-6
 
 
 @pytest.mark.parametrize("epsilon", [None, np.array([0.3, 1e-6])], ids=["plain", "epsilon"])

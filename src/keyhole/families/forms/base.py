@@ -53,6 +53,10 @@ class Form(ABC):
         _ = other
         return self.canonical()
 
+    def without_shift(self) -> Self:
+        """The form without arrays that only add the same to the logits of all tokens of a sequence."""
+        return self
+
     def sibling(self) -> tuple[Self, str] | None:
         """Other arrays of the same logits, and why nobody can tell; None where there are none."""
         return None

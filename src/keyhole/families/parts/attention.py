@@ -81,6 +81,11 @@ class Attention:
         """Whether all parts are those of a softmax."""
         return self == SOFTMAX
 
+    @property
+    def ignores_shifts(self) -> bool:
+        """Whether the same added to all logits of a sequence changes no weight."""
+        return self.link == SOFTMAX.link and self.normaliser.ignores_shifts
+
     def scaled(self, logits: Array) -> Array:
         """Logits times what the length law says."""
         return self.length_law(logits)

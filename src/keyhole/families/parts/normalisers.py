@@ -25,6 +25,7 @@ class Sum(Normaliser):
     """exp(energy) over the sum of it: weights add up to one."""
 
     name: ClassVar[str] = "sum"
+    ignores_shifts: ClassVar[bool] = True
 
     def __call__(self, energies: Array, signs: Array | None = None) -> Array:
         """The weights, along the last axis."""
@@ -79,6 +80,7 @@ class Sink(Sum):
     energy: Array  # ()
 
     name: ClassVar[str] = "sink"
+    ignores_shifts: ClassVar[bool] = False
 
     def __call__(self, energies: Array, signs: Array | None = None) -> Array:
         """The weights, along the last axis; they add up to less than one."""
@@ -103,6 +105,7 @@ class PlusOne(Sum):
     """exp(energy) over one plus the sum of it: a sink of energy zero."""
 
     name: ClassVar[str] = "plus-one"
+    ignores_shifts: ClassVar[bool] = False
 
     def __call__(self, energies: Array, signs: Array | None = None) -> Array:
         """The weights, along the last axis; they add up to less than one."""
@@ -144,6 +147,7 @@ class Entmax(Normaliser):
     """Entmax of order 1.5, sparse weights: (energy/2 − threshold)² where that is positive, adding up to one."""
 
     name: ClassVar[str] = "entmax"
+    ignores_shifts: ClassVar[bool] = True
     takes_powers: ClassVar[bool] = False
     order: ClassVar[float] = 1.5
 

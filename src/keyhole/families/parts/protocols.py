@@ -126,6 +126,7 @@ class Normaliser(Part, Protocol):
     """Weights of tokens from their energies, and from the signs of their masses where these may be negative."""
 
     takes_powers: ClassVar[bool] = True  # whether it weighs masses of any sign, or of size zero
+    ignores_shifts: ClassVar[bool] = False  # whether the same added to all energies changes no weight
 
     @property
     def most(self) -> int | None:

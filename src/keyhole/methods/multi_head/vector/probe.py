@@ -90,6 +90,8 @@ class VectorQueries:
     copies: tuple[tuple[int, int, int], ...] | None = None
     filled: float = 1.0  # the part of the outputs that weights may take up
     coarse: bool = False  # whether answers have few digits, as those of float32: errors decide what is told at once
+    between: int = 0  # further tokens between those asked for and the last one: here copies of that
+    window: float = np.inf  # tokens that the last one sees, itself included
 
     def __post_init__(self) -> None:
         self.linear = floats(self.value.vector)
@@ -105,8 +107,8 @@ class VectorQueries:
 
     @property
     def longest(self) -> float:
-        """Most tokens per sequence."""
-        return self.signature.max_length or float("inf")
+        """Most tokens per sequence that matter, less those between."""
+        return min(self.signature.max_length or float("inf"), self.window) - self.between
 
     def on_grid(self, tokens: Floats) -> Floats:
         """Tokens with so few digits that sums of two of them, and their halves, are exact in the oracle's dtype."""
@@ -140,6 +142,7 @@ class VectorQueries:
             [Term(TokenRows(space.asarray(rows)), space.indices(which), space.asarray(scale)), ends]
             for rows, which, scale in added
         ]
+        plain = plain + self.between
         self.asked = max(self.asked, len(positions) + plain)
         answers: Measurements = yield Plan(stage, index.size, [*positions, *([[ends]] * plain)])
         return self.values_at(answers, places) - (last @ self.linear + self.bias)[index][:, None]
@@ -201,7 +204,7 @@ class VectorQueries:
         """Settle scale, precision, and whether all positions may be used."""
         yield from self._ask_scale()
         self._even_out()
-        yield from self._ask_precision()
+        yield from self.ask_precision()
         yield from self._ask_positions()
 
     def _even_out(self) -> None:
@@ -234,7 +237,7 @@ class VectorQueries:
         size = float(np.sqrt(np.mean(answers**2)))
         self.everywhere = apart <= AFFINE * self.signature.space.eps * size + 2 * SPARE_BITS * self.noise
 
-    def _ask_precision(self) -> Steps[None]:
+    def ask_precision(self) -> Steps[None]:
         """Errors at tokens of the chosen norm: one-token answers are affine but for those."""
         last = self.on_grid(self.scale * self.directions(PRECISION_QUERIES))
         rest = (yield from self.ask("precision", last, np.arange(last.shape[0], dtype=np.int64), []))[:, 0]

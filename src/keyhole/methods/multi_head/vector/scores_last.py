@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -65,6 +66,8 @@ def ask_forms(reader: ScoreReader) -> Steps[Scores]:
 class ScoreReader:
     """Forms of all heads, blocks of tokens beside last ones."""
 
+    unusual: ClassVar[float] = UNUSUAL
+
     def __init__(self, queries: VectorQueries, start: common.KnownHeads, values: VectorValues) -> None:
         self.queries, self.start, self.values = queries, start, values
         self.width, self.heads = queries.width, start.heads
@@ -117,6 +120,13 @@ class ScoreReader:
 
     def ask(self, block: int, columns: Integers) -> Steps[tuple[Floats, Floats]]:  # -> twice (heads, k, columns)
         """Forms u·(M·g + c) of a block of tokens with some of the last tokens, and their radii."""
+        logits, errors, scale = yield from self.ask_logits(block, columns)
+        return logits / scale, errors / scale
+
+    def ask_logits(
+        self, block: int, columns: Integers, sign: float = 1.0
+    ) -> Steps[tuple[Floats, Floats, Floats]]:  # -> twice (heads, k, columns), (columns,)
+        """Logits of a block of tokens, or of their opposites, their radii, and by what tokens were shortened."""
         queries, heads = self.queries, self.heads
         members = self.blocks[block]
         forms, form_errors = np.zeros((2, heads, members.size, columns.size))
@@ -125,7 +135,7 @@ class ScoreReader:
         noise = self.noise
         for _ in range(HALVINGS):
             zeros = np.zeros(left.size, dtype=np.int64)
-            added = [(self.tokens[[member]], zeros, scale[left]) for member in members]
+            added = [(self.tokens[[member]], zeros, sign * scale[left]) for member in members]
             answers = (yield from queries.ask("scores", self.last, columns[left], added))[:, 0]
             if self.mended[block] is None:
                 self._correct(block, answers)
@@ -135,7 +145,7 @@ class ScoreReader:
                     queries, self.values, answers, self.own[block], self.inverses[block], share, self.noise
                 )
             inverse = self.inverses[block]
-            weights = (answers @ inverse / scale[left][:, None]).reshape(left.size, heads, members.size)
+            weights = (answers @ inverse / (sign * scale[left][:, None])).reshape(left.size, heads, members.size)
             rest = 1 - np.sum(weights, axis=2, keepdims=True)
             errors = common.weight_errors(self.values, self.tokens[members], weights, inverse, noise)
             errors = errors / scale[left][:, None, None]
@@ -143,22 +153,22 @@ class ScoreReader:
             logits, steep = queries.logits(np.where(some, weights, 1.0) / np.where(some, rest, 1.0))
             form_error = steep * np.hypot(errors / weights, np.linalg.norm(errors, axis=2, keepdims=True) / rest)
             even = (members.size + 1) * np.median(np.linalg.norm(errors, axis=2), axis=0)  # where all weights are equal
-            usual = np.maximum(usual, np.minimum(np.median(form_error, axis=(0, 2)), UNUSUAL * even))
+            usual = np.maximum(usual, np.minimum(np.median(form_error, axis=(0, 2)), self.unusual * even))
             if np.any(even > common.SHARPEST):
                 raise Unrecoverable(
                     Outcome.TOO_NOISY,
                     f"{int(np.sum(even > common.SHARPEST))} of {heads} heads answer too faintly beside the others for "
                     f"their weights to be read: use an oracle of higher precision",
                 )
-            most = np.minimum(common.SHARPEST, UNUSUAL * usual)[:, None]
+            most = np.minimum(common.SHARPEST, self.unusual * usual)[:, None]
             good = np.all(some & (form_error < most), axis=(1, 2))
             taken = left[good]
             if taken.size:
-                forms[:, :, taken] = (logits[good] / scale[taken][:, None, None]).transpose(1, 2, 0)
-                form_errors[:, :, taken] = (form_error[good] / scale[taken][:, None, None]).transpose(1, 2, 0)
+                forms[:, :, taken] = logits[good].transpose(1, 2, 0)
+                form_errors[:, :, taken] = form_error[good].transpose(1, 2, 0)
             left = left[~good]
             if not left.size:
-                return forms, form_errors
+                return forms, form_errors, scale
             scale[left] /= 2
         raise Unrecoverable(
             Outcome.SATURATED, f"the weights of {left.size} queries stayed at 0 or 1 however short the tokens were"

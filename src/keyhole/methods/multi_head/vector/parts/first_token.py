@@ -74,7 +74,7 @@ def ask_first_heads(queries: LongQueries, token: Floats, link: str, *, rest_know
         raise HeadsHidden(Outcome.WRONG_FAMILY, "some head weighs all tokens alike, or weights do not tell the heads")
     if count > queries.width:
         raise HeadsHidden(Outcome.WRONG_FAMILY, f"{count} heads are more than tokens have numbers")
-    jumps = yield from _ask_jumps(queries, token, count)
+    jumps = yield from ask_jumps(queries, token, count)
     reader = _Reader(queries, token, zero, jumps, link, rest_known)
     ends, answers = yield from reader.ask_again(ends, answers)
     start = reader.solve(ends, answers)
@@ -121,7 +121,7 @@ def _rank(queries: LongQueries, answers: Floats) -> int:
     return int(np.sum(singular_values(answers) > floor))
 
 
-def _ask_jumps(queries: LongQueries, token: Floats, heads: int) -> Steps[Floats]:  # (heads, outputs)
+def ask_jumps(queries: LongQueries, token: Floats, heads: int) -> Steps[Floats]:  # (heads, outputs)
     """What each head adds to the answers as it changes its side."""
     plane = queries.directions(2) if queries.width > 1 else np.ones((2, 1))
 

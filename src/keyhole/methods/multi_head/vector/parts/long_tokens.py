@@ -29,6 +29,10 @@ FILLED = 0.75
 ROUNDINGS = 4.0
 
 
+class LogitsBiased(Unrecoverable):
+    """Raised where a long token beside a zero one has another logit than zero: queries may have biases."""
+
+
 @dataclass
 class Odds:
     """How the odds of a token against all others but the long ones become its logit, in every head."""
@@ -37,6 +41,7 @@ class Odds:
     cap: Floats | None = None  # (heads,) logits are cap·tanh(logit/cap)
     falls: Floats | None = None  # (heads,) by how much the energy falls with each further token between
     table: Floats | None = None  # (heads, distances) energies at distances from one on, over that of the last token
+    window: float = np.inf  # tokens that the last one sees, itself included
 
     def offsets(self, count: int, between: int) -> Floats:  # -> (heads, count)
         """Energies over the rest where logits are zero, of so many tokens before some zero ones, the nearest last."""
@@ -70,11 +75,9 @@ class Odds:
 
 @dataclass
 class LongQueries(VectorQueries):
-    """The oracle, asked with long tokens before short last ones."""
+    """The oracle, asked with long tokens before short last ones, those between being zero."""
 
-    between: int = 0  # zero tokens between the tokens and the last one
     before: int = 0  # zero tokens before all others
-    window: float = np.inf  # tokens that the last one sees, itself included
     odds: Odds = field(default_factory=lambda: Odds(np.ones(1)))
     filled: float = FILLED
     long: float = LONG
@@ -84,11 +87,6 @@ class LongQueries(VectorQueries):
         """Have tokens and last ones of this norm logits of order one: both are brought to their lengths."""
         self.scale, self.noise = floor_power(scale), self.noise * floor_power(scale) / self.scale
         self.long, self.short = LONG / self.scale, self.scale / LONG
-
-    @property
-    def longest(self) -> float:
-        """Most tokens per sequence that matter."""
-        return min(self.signature.max_length or np.inf, self.window) - self.between
 
     def on_grid(self, tokens: Floats) -> Floats:
         """Tokens as they are: none are added up."""
@@ -148,7 +146,7 @@ def ask_total(signature: Signature, token: Floats) -> Steps[tuple[Value, float]]
     error = float(np.max(np.abs((values[-1] - bias) / LONG - token @ total)))
     eps = signature.space.eps
     if not error <= AFFINE * eps * size * width**0.5:
-        raise Unrecoverable(
+        raise LogitsBiased(
             Outcome.WRONG_FAMILY,
             f"answers beside a zero token are not linear: {error:.2g} off where they are {size:.2g}; there is a score "
             f"bias, or more in the box than heads",

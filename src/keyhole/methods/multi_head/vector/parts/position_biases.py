@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -41,35 +42,48 @@ def ask_slopes(queries: LongQueries, start: FirstHeads, *, sink: bool) -> Steps[
 
 
 def ask_table(queries: LongQueries, start: FirstHeads) -> Steps[FirstHeads]:
-    """What each distance adds, one query each, from a token of logit zero before so many zero ones.
-
-    Distances are doubled until much farther ones add what the farthest does.
-    """
+    """What each distance adds, one query each, from a token of logit zero before so many zero ones."""
     inverse = inverse_of(start.values[:, None])
     error = queries.noise * np.linalg.norm(inverse, axis=0)
-    zero, most = np.zeros((1, queries.width)), int(min(queries.longest - 1, MOST_DISTANCE))
-    masses, off = np.ones((start.heads, 1)), np.zeros((start.heads, 0))  # at distances from zero on
+    zero = np.zeros((1, queries.width))
 
-    def ask(distance: int) -> Steps[Floats]:  # (heads,) its odds against all nearer ones
+    def ask(distance: int) -> Steps[tuple[Floats, Floats]]:
         queries.between = distance - 1
         answer = (yield from queries.ask_token("positions", start.token, zero))[0]
         queries.between = 0
-        return np.asarray(1 / (1 / (answer @ inverse) - 1))
+        odds = np.asarray(1 / (1 / (answer @ inverse) - 1))
+        return odds, (1 + odds) ** 2 / odds * error
 
+    table, off = yield from ask_masses(ask, start.heads, queries.longest - 1)
+    known, wide = replace(start.odds, table=table), replace(start.errors, table=off)
+    return replace(start, odds=known, errors=wide)
+
+
+def ask_masses(
+    ask: Callable[[int], Steps[tuple[Floats, Floats]]],  # odds (heads,) at a distance against all nearer, and errors
+    heads: int,
+    longest: float,
+) -> Steps[tuple[Floats, Floats]]:  # twice (heads, distances)
+    """What each distance adds to energies, and deviations.
+
+    Distances are doubled until much farther ones add what the farthest does. Errors of odds are relative ones.
+    """
+    most = int(min(longest, MOST_DISTANCE))
+    masses, off = np.ones((heads, 1)), np.zeros((heads, 0))  # at distances from zero on
     wanted = min(FIRST_DISTANCE, most)
     while True:
         for distance in range(masses.shape[1], wanted + 1):
-            odds = yield from ask(distance)
+            odds, error = yield from ask(distance)
             if not np.all(odds > 0):
                 raise Unrecoverable(Outcome.WRONG_FAMILY, f"a token {distance} before the last one weighs nothing")
             nearer = np.sum(masses, axis=1)
-            off = np.hstack([off, ((1 + odds) ** 2 / odds * error)[:, None]])
+            off = np.hstack([off, error[:, None]])
             masses = np.hstack([masses, (odds * nearer)[:, None]])
         same = True
         for distance in sorted({min(int(times * wanted), most) for times in FARTHER} - {wanted}):
-            odds = yield from ask(distance)
+            odds, error = yield from ask(distance)
             nearer = np.sum(masses, axis=1) + (distance - 1 - wanted) * masses[:, -1]
-            allowed = UNEQUAL * ((1 + odds) ** 2 / odds * error + off[:, -1])
+            allowed = UNEQUAL * (error + off[:, -1])
             same = same and bool(np.all(np.abs(np.log(odds * nearer / masses[:, -1])) <= allowed))
         if same:
             break
@@ -77,8 +91,7 @@ def ask_table(queries: LongQueries, start: FirstHeads) -> Steps[FirstHeads]:
     table, off = np.log(masses[:, 1:]), np.sqrt(np.cumsum(off**2, axis=1))
     differs = np.any(np.abs(table - table[:, -1:]) > UNEQUAL * (off + off[:, -1:]), axis=0)
     count = 2 + int(np.flatnonzero(differs)[-1]) if np.any(differs) else 1  # one beyond stands for all farther ones
-    known, wide = replace(start.odds, table=table[:, :count]), replace(start.errors, table=off[:, :count])
-    return replace(start, odds=known, errors=wide)
+    return table[:, :count], off[:, :count]
 
 
 def ask_window(queries: LongQueries, start: FirstHeads) -> Steps[float]:

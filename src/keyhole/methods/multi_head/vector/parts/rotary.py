@@ -17,9 +17,9 @@ from scipy.optimize import linear_sum_assignment
 from keyhole.arrays import Array, Floats, Integers, floats
 from keyhole.errors import UsageError
 from keyhole.families.forms import Form, Rotary, geometric
-from keyhole.families.forms.rotary import refuse_equal_frequencies
+from keyhole.families.forms.rotary import as_pairs, refuse_equal_frequencies
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.multi_head.vector.parts.long_tokens import LongQueries
+from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import Scores
 from keyhole.methods.multi_head.vector.scores_last import ScoreReader
 from keyhole.numerics.svd import pseudo_inverse, svd
@@ -46,17 +46,17 @@ class Turned:
 
     tokens: Floats  # (width, width)
     distances: Integers  # (width,) of each
-    near: Floats  # (heads, width, width): token i with the last token g is tokens_iᵀ·near·g
-    near_errors: Floats  # (heads,) of one entry over a unit token and a unit last token
+    near: Floats  # (heads, width, width): token i with the last token g is tokens_iᵀ·near·g; one column more of biases
+    near_errors: Floats  # (heads, 1, width) of one entry over a unit token and a unit last token
     some: Integers  # (n,) the tokens that were asked farther apart
-    last: Floats  # (m, width) beside these last ones
+    last: Floats  # (m, width) beside these last ones; with biases their last entry is one
     far: Floats  # (heads, n, m)
     far_errors: Floats  # (heads, n, m)
     between: int
 
     def drawn(self, rng: np.random.Generator) -> Turned:
         """The same with errors as large as those it may have."""
-        near = self.near + self.near_errors[:, None, None] * rng.standard_normal(self.near.shape)
+        near = self.near + self.near_errors * rng.standard_normal(self.near.shape)
         far = self.far + self.far_errors * rng.standard_normal(self.far.shape)
         return Turned(
             self.tokens,
@@ -85,7 +85,9 @@ def angles_of(given: Array | None, rank: int) -> Floats:  # (pairs,)
     return np.append(angles, np.zeros(max(0, -(-rank // 2) - angles.size)))
 
 
-def ask_turned(queries: LongQueries, reader: ScoreReader, scores: Scores, angles: Floats) -> Steps[Turned]:
+def ask_turned(
+    queries: VectorQueries, reader: ScoreReader, scores: Scores, angles: Floats, *, biased: bool = False
+) -> Steps[Turned]:
     """Scores of some of the tokens with zero tokens before the last one."""
     rank = 2 * angles.size
     if int(np.max(scores.ranks)) > rank or queries.width < rank:
@@ -104,20 +106,26 @@ def ask_turned(queries: LongQueries, reader: ScoreReader, scores: Scores, angles
         far += [(yield from reader.ask(block, columns))]
     queries.between = 0
     distances = np.concatenate([np.arange(block.size, 0, -1, dtype=np.int64) for block in reader.blocks])
+    near, last = scores.matrices, reader.last[columns]
+    near_errors = (scores.errors + scores.dropped)[:, None, None] + 0.0 * near[:, :1]
+    if biased:
+        near = np.concatenate([near, scores.biases[:, :, None]], axis=2)
+        near_errors = np.concatenate([near_errors, scores.bias_errors[:, None, None]], axis=2)
+        last = np.column_stack([last, np.ones(columns.size)])
     return Turned(
         tokens=reader.tokens,
         distances=distances,
-        near=scores.matrices,
-        near_errors=scores.errors + scores.dropped,
+        near=near,
+        near_errors=near_errors,
         some=np.arange(count, dtype=np.int64),
-        last=reader.last[columns],
+        last=last,
         far=np.concatenate([forms for forms, _ in far], axis=1),
         far_errors=np.concatenate([errors for _, errors in far], axis=1),
         between=between,
     )
 
 
-def room_between(queries: LongQueries) -> int:
+def room_between(queries: VectorQueries) -> int:
     """How many tokens of a sequence are left free for some between: half of all, where there are few."""
     return int(min(queries.longest - 1, 2 * MOST_BETWEEN)) // 2
 
@@ -154,12 +162,10 @@ def solve_turns(turned: Turned, head: int, angles: Floats) -> Rotary:
         queries = np.concatenate([queries, rest[:still] + 1j * rest[still:]])
     keys = rows @ np.linalg.inv(np.concatenate([queries.real, queries.imag]))
     whole = (keys[:, : angles.size] + 1j * keys[:, angles.size :]) * np.exp(1j * turned.distances[:, None] * angles)
-    key = np.linalg.solve(turned.tokens.astype(complex), whole).T  # (pairs, width)
-    query = queries @ space
-    made = Rotary(
-        np.concatenate([query.real, query.imag]), np.concatenate([key.real, key.imag]), np.array(angles, dtype=float)
-    )
-    return made.canonical()
+    key = as_pairs(np.asarray(np.linalg.solve(turned.tokens.astype(complex), whole).T))  # (2·pairs, width)
+    query, width = as_pairs(np.asarray(queries @ space)), key.shape[1]
+    bias = query[:, width] if query.shape[1] > width else None
+    return Rotary(query[:, :width], key, np.array(angles, dtype=float), bias).canonical()
 
 
 def match_turns(found: Complex, angles: Floats, between: int) -> Integers:
