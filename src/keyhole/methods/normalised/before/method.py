@@ -15,6 +15,7 @@ from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.multi_head.method import multi_head
 from keyhole.methods.normalised.before.ball import Ball
 from keyhole.methods.normalised.before.probe import Before, ask_before
+from keyhole.methods.normalised.before.standard_errors import with_standard_errors
 from keyhole.methods.residual import without_last_token
 from keyhole.queries import Signature
 
@@ -53,7 +54,7 @@ def ask_behind_norm(
     params, radius = _through(found, ball, before)
     said = (*found.assumptions, ASSUMPTIONS[before.norm], *((WITH_RESIDUAL,) if before.residual else ()))
     details = {"norm": before.norm, "epsilon": before.epsilon, "residual": before.residual}
-    return Estimate(
+    estimate = Estimate(
         _wrapped(params, before),
         _wrapped(radius, before, before.radius),
         found.counting_bound + 1,
@@ -61,6 +62,7 @@ def ask_behind_norm(
         said,
         {**found.details, **details},
     )
+    return (yield from with_standard_errors(estimate, signature, rng))
 
 
 def _inside(signature: Signature, before: Before, ball: Ball) -> Signature:

@@ -37,9 +37,11 @@ def ask_bounded_heads(
     whatever positions, biases or slopes do. Then logits are read as those of heads with biases are
     (`ask_biased_scores`).
     """
-    if names["link"] != "exp" or names["normaliser"] != "sum":
+    if names["link"] != "exp" or names["normaliser"] != "sum" or signature.noise.kind != "exact":
         raise Unrecoverable(
-            Outcome.WRONG_FAMILY, "within a bound on token norms caps and sinks of several heads are not read"
+            Outcome.TOO_NOISY,
+            "within a bound on token norms (max_norm) several heads are read from exact answers, and without caps and "
+            "sinks",
         )
     value = yield from ask_value(signature)
     if floats(value.vector).ndim == 1:

@@ -17,7 +17,7 @@ from keyhole.numerics.svd import least_squares, singular_values, svd
 from keyhole.recovery import Outcome
 
 # Last tokens beside which the first two tokens are asked, and any other one.
-LAST, FEW = 5, 2
+LAST, FEW = 7, 3
 # Answers beyond those that span what there is.
 SPARE = 2
 # The first answers from which heads are counted.
@@ -135,7 +135,7 @@ class _Reader:
         return np.asarray(drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
 
     def _floor(self, shape: tuple[int, ...]) -> float:
-        return CLEAR * self.queries.noise * (shape[0] ** 0.5 + shape[1] ** 0.5)
+        return float(CLEAR * self.queries.noise * (shape[0] ** 0.5 + shape[1] ** 0.5))
 
     def _rank(self, answers: Floats) -> int:  # (n, outputs)
         """How many directions answers have; what errors make of the others tells how large these are."""
