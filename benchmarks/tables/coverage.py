@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.support.architectures import ARCHITECTURES, WIDTH
@@ -15,7 +15,11 @@ DONE = "✓"
 
 def table(kept: Kept) -> str:
     quiet()
-    rows = kept.rows_of("architectures", {name: lambda name=name: _row(name) for name in ARCHITECTURES})
+    measured = {
+        f"{name}, {part}": lambda name=name, part=part: _cells(name, part) for name in ARCHITECTURES for part in PARTS
+    }
+    cells = {(row[0], row[1]): row[2:] for row in kept.rows_of("architectures", measured)}
+    rows = [_row(name, cells) for name in ARCHITECTURES if all((name, part) in cells for part in PARTS)]
     columns = ("architecture", "opened, equal", *PARTS, "queries of attention", "certified wrongly")
     return "\n\n".join(
         [
@@ -36,18 +40,18 @@ def quiet() -> None:
     transformers.utils.logging.set_verbosity_error()
 
 
-def _row(name: str) -> Row:
-    cells = {part: [measure(name, part, std) for std in STDS] for part in PARTS}
-    every = [cell for each in cells.values() for cell in each]
-    opened = sum(cell.opened and cell.equal for cell in every)
-    asked = sorted(cell.queries for cell in cells["attention"])
-    return [
-        name,
-        f"{opened} of {len(every)}",
-        *(_said(each) for each in cells.values()),
-        ", ".join(f"{count:,}" for count in asked),
-        sum(cell.wrongly for cell in every),
-    ]
+def _cells(name: str, part: str) -> Row:
+    """One part of an architecture at both sizes."""
+    cells = [measure(name, part, std) for std in STDS]
+    opened = sum(cell.opened and cell.equal for cell in cells)
+    asked = ", ".join(f"{count:,}" for count in sorted(cell.queries for cell in cells))
+    return [name, part, opened, _said(cells), asked, sum(cell.wrongly for cell in cells)]
+
+
+def _row(name: str, cells: Mapping[tuple[str, str], Sequence[str]]) -> Row:
+    opened, said, asked, wrongly = zip(*(cells[name, part] for part in PARTS), strict=True)
+    every = len(PARTS) * len(STDS)
+    return [name, f"{sum(map(int, opened))} of {every}", *said, asked[0], sum(map(int, wrongly))]
 
 
 def _said(cells: Sequence[Cell]) -> str:

@@ -71,3 +71,14 @@ def test_constants_out_of_range_in_a_file_are_refused(tmp_path: Path) -> None:
         kh.SingleHead(np.eye(3), np.ones(3), attention=part).save(tmp_path / "head.safetensors")
         with pytest.raises(FileError, match="out of its range"):
             open_target(f"file:{tmp_path / 'head.safetensors'}")
+
+
+def test_biases_are_those_of_rotary_keys_and_queries() -> None:
+    target = open_target("demo:single-head?form=rotary&width=8&key_width=4&outputs=8&biases=0.5")
+    assert target.truth is not None
+    assert {"form.query_bias", "form.key_bias"} <= set(target.truth.arrays())
+    result = kh.recover(target.oracle, "multi-head", form="rotary")
+    assert kh.distance(result.params.simplest(), target.truth) < 1e-8
+    for text in ("form=qk-norm&width=4&biases=0.1", "width=4&biases=0.1"):
+        with pytest.raises(UsageError, match="biases"):
+            open_target(f"demo:single-head?{text}")

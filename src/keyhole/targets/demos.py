@@ -51,7 +51,7 @@ def _single_head_demo(text: str, given: Mapping[str, Any]) -> Target:
         given = {**given, "outputs": given["classes"], "labels": 1}
     if "form" in given:
         return _form_head_demo(text, given)
-    for name in ("key_width", "epsilon"):
+    for name in ("key_width", "epsilon", "biases"):
         if name in given:
             raise UsageError(f"{name}= is a number of heads of another form: name that too, or leave {name}= out")
     width, norm, seed = int(given["width"]), given["norm"], int(given["seed"])
@@ -113,7 +113,8 @@ def _form_head_demo(text: str, given: Mapping[str, Any]) -> Target:
     width, seed, form = int(given["width"]), int(given["seed"]), given["form"]
     attention = attention_of(given, np.random.default_rng([seed, PARTS_STREAM]))
     rows, outputs = _whole(given, "key_width"), _whole(given, "outputs")
-    drawn = {"rows": rows, "norm": given["norm"], "seed": seed, "outputs": outputs, "epsilon": given.get("epsilon")}
+    drawn = {"rows": rows, "norm": given["norm"], "seed": seed, "outputs": outputs}
+    drawn |= {name: given.get(name) for name in ("epsilon", "biases")}
     head = random_form_head(form, width, attention=attention, **drawn)
     parts = [f"{kind.replace('_', ' ')} {json.loads(word)[0]}" for kind, word in attention.words.items()]
     label = f"a random head of width {width} with {form} logits"

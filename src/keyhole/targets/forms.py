@@ -14,6 +14,7 @@ FORM_KNOBS: dict[str, Knob | Choice] = {
     "form": Choice(tuple(FORMS)),
     "key_width": Knob(int, None, 1, 8192),  # rows of key and query; the width of tokens if left out
     "epsilon": Knob(float, None, 0.0),  # what norms of keys and queries add to mean squares
+    "biases": Knob(float, None, 0.0),  # sizes of the entries of random biases of keys and queries that turn
 }
 
 
@@ -30,6 +31,7 @@ def random_form_head(
     outputs: int | None = None,
     attention: Attention = SOFTMAX,
     epsilon: float | None = None,
+    biases: float | None = None,
 ) -> FormHead:
     """Gaussian keys, queries and value; the strength of logits is that of a random bilinear head of this norm."""
     rows = width if rows is None else rows
@@ -42,6 +44,11 @@ def random_form_head(
         if form not in NORMED:
             raise UsageError(f"epsilon= is a number of normed keys and queries: form={form} has none, leave it out")
         made = made.with_arrays({**made.arrays(), "epsilon": np.full(2, rows * epsilon)})
+    if biases is not None:
+        if form != "rotary":
+            raise UsageError(f"biases= are those of rotary keys and queries: form={form} has none, leave it out")
+        query_bias, key_bias = biases * rng.standard_normal((2, rows))
+        made = made.with_arrays({**made.arrays(), "query_bias": query_bias, "key_bias": key_bias})
     return FormHead(made, value, None, attention)
 
 

@@ -13,7 +13,7 @@ import pytest
 import keyhole as kh
 from keyhole.cli import main
 from keyhole.errors import UsageError
-from keyhole.families.forms import QKNorm, Rotary, geometric
+from keyhole.families.forms import QKNorm, QKNormRotary, Rotary, geometric
 from keyhole.families.parts import Alibi, Attention, DistanceTable, Sink, Softcap, Window
 from keyhole.gauge.compare import align
 from keyhole.gauge.redundancy import redundancy
@@ -161,6 +161,23 @@ def test_biases_of_keys_and_queries_are_found(kind: str, fresh_seed: int, tmp_pa
     assert kh.distance(result.params, truth) < 1e-6
     result.params.save(tmp_path / "heads.safetensors")
     assert kh.distance(kh.load(tmp_path / "heads.safetensors"), truth) < 1e-6
+
+
+@pytest.mark.parametrize("width", [4, 5])
+def test_normed_rotary_heads_behind_a_window_are_found(fresh_seed: int, width: int) -> None:
+    """Of a window of four tokens three numbers of zero tokens show, and one distance more."""
+    rng = np.random.default_rng(fresh_seed)
+    gains, angles, made = np.array([1.2, 0.9, 1.0, 1.1]), np.array([1.0, 0.2]), list[Any]()
+    for _ in range(2):
+        query, key = rng.standard_normal((2, 4, WIDTH))
+        form = QKNormRotary(query, key, gains, gains, angles)
+        window = Attention(position_bias=Window(width))
+        made.append(kh.FormHead(form, rng.standard_normal((WIDTH, OUTPUTS)), attention=window))
+    truth = kh.MultiHead(made)
+    options = {"form": "qk-norm-rotary", "frequencies": angles, "position_bias": "window"}
+    result = recovered(truth, fresh_seed, **options)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-6
 
 
 @pytest.mark.parametrize("epsilon", [None, np.array([0.3, 1e-6])], ids=["plain", "epsilon"])

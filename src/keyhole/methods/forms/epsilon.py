@@ -93,7 +93,7 @@ def ask_epsilon(
             raise Unrecoverable(Outcome.WRONG_FAMILY, NO_EPSILON)
         if side == 0 and shown[0]:
             added = [
-                float(np.linalg.norm(form.key @ tokens[0, 0])) ** 2 * (1 / own**2 - 1)
+                float(np.linalg.norm(form.key @ tokens[0, 0])) ** 2 * max(1 / own**2 - 1, 0.0)
                 for form, own in zip(forms, shares, strict=True)
             ]
     if not any(shown):

@@ -13,7 +13,7 @@ from keyhole.arrays import Array
 from keyhole.errors import UsageError
 from keyhole.families import MultiHead
 from keyhole.families.forms import Rotary
-from keyhole.families.parts import SOFTMAX
+from keyhole.families.parts import SOFTMAX, Attention, Window
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.parts.added_lengths import ask_added_lengths
 from keyhole.methods.multi_head.vector.parts.biased.method import ask_biased_heads
@@ -41,9 +41,10 @@ from keyhole.recovery import Outcome
 # Position biases by which a neighbour weighs otherwise than the last token, and which stand beside few other parts.
 SLOPING = ("alibi", "table")
 FORMS = ("bilinear", "rotary", "qk-norm", "qk-norm-rotary")
+# What stands beside normed keys and queries.
+NORMED = ("window", "causal")
 # Long and short tokens of normed heads: the short ones are so long that what is added to sums of squares is nothing.
 NORMED_LONG, NORMED_SHORT = 2.0**220, 2.0**60
-SOFTMAXES = [(SOFTMAX, SOFTMAX)]
 
 
 def ask_heads(
@@ -69,7 +70,7 @@ def ask_heads(
     if signature.max_norm is not None and "norm" not in form:
         return (yield from ask_bounded_heads(signature, rng, names, form, frequencies))
     if "norm" in form:
-        return (yield from ask_normed_heads(signature, rng, form, frequencies))
+        return (yield from ask_normed_heads(signature, rng, form, frequencies, names["position_bias"]))
     check_reach(signature)
     token = rng.standard_normal(signature.width)
     token /= np.linalg.norm(token)
@@ -87,7 +88,7 @@ def ask_heads(
     elif names["position_bias"] == "table":
         start = yield from ask_table(queries, start)
     elif names["position_bias"] == "window":
-        queries.window = yield from ask_window(queries, start)
+        queries.window = yield from ask_window(queries, start.token, start.values, start.odds.rest - 1)
         start = replace(start, odds=replace(start.odds, window=queries.window))
     queries.odds = start.odds
     values = yield from ask_long_values(queries, start)
@@ -108,9 +109,15 @@ def ask_heads(
 
 
 def ask_normed_heads(
-    signature: Signature, rng: np.random.Generator, form: str = "qk-norm", frequencies: Array | None = None
+    signature: Signature,
+    rng: np.random.Generator,
+    form: str = "qk-norm",
+    frequencies: Array | None = None,
+    position_bias: str = "none",
 ) -> Steps[Estimate[MultiHead]]:
     """All heads whose keys and queries are normed, whose attention is a softmax otherwise; with or without positions.
+
+    They may see a window of tokens.
 
     No weight of theirs comes near its end, but norms of tokens do not matter to them. Zero tokens before one token
     tell the heads apart (`ask_normed_token`), tokens beside it tell their logits and, alone, their values
@@ -121,12 +128,13 @@ def ask_normed_heads(
 
     Assumes what `ASSUMPTIONS` says, and that a zero token has a logit of zero.
     """
-    checked({}, form)
     check_reach(signature)
     token = rng.standard_normal(signature.width)
     token /= np.linalg.norm(token)
     value, noise = yield from ask_total(signature, token)
     queries = LongQueries(signature, value, rng, noise=noise, long=NORMED_LONG, short=NORMED_SHORT)
+    if position_bias == "window":  # the sum of values is known, each by half of the weight
+        queries.window = yield from ask_window(queries, token, 2 * (token @ queries.linear)[None, :])
     start = yield from ask_normed_token(queries, token)
     values = yield from ask_normed_values(queries, start)
     turned = form == "qk-norm-rotary"
@@ -145,8 +153,13 @@ def ask_normed_heads(
         return form if added is None else added.form(form, head, errors)
 
     pairs = [with_deviations(partial(solve, head), rng) for head in range(start.heads)]
+    attention = Attention(position_bias=Window(int(queries.window))) if queries.window < np.inf else SOFTMAX
     return estimate_of_forms(
-        queries, values, pairs, SOFTMAXES * start.heads, {"rank": scores.rank, "tokens_per_query": scores.per_query}
+        queries,
+        values,
+        pairs,
+        [(attention, attention)] * start.heads,
+        {"rank": scores.rank, "tokens_per_query": scores.per_query},
     )
 
 
@@ -155,7 +168,10 @@ def checked(names: Mapping[str, str], form: str) -> dict[str, str]:
     whole = {kind: names.get(kind, known[0]) for kind, known in KNOWN.items()}
     others = [name for kind, name in whole.items() if name != KNOWN[kind][0]]
     sloping = any(name in others for name in SLOPING)
-    if form not in FORMS or (form == "rotary" and sloping) or ("norm" in form and others) or others[1:] == ["table"]:
+    refused = (
+        (form == "rotary" and sloping) or ("norm" in form and set(others) - set(NORMED)) or others[1:] == ["table"]
+    )
+    if form not in FORMS or refused:
         raise UsageError(f"several heads are not read with the form {form!r} and {', '.join(whole.values())}")
     for kind, name in whole.items():
         if name not in KNOWN[kind]:

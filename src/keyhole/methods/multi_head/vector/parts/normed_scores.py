@@ -16,7 +16,7 @@ from keyhole.methods.multi_head.vector import scores as common
 from keyhole.methods.multi_head.vector.first_token import CLEAR
 from keyhole.methods.multi_head.vector.parts.long_tokens import LongQueries
 from keyhole.methods.multi_head.vector.parts.normed_forms import NormedLogits
-from keyhole.methods.multi_head.vector.parts.rotary import choose_between
+from keyhole.methods.multi_head.vector.parts.rotary import choose_between, room_between
 from keyhole.methods.multi_head.vector.values import VectorValues
 from keyhole.numerics.svd import pseudo_inverse, svd
 from keyhole.recovery import Outcome
@@ -65,7 +65,9 @@ class NormedScores:
 
 def ask_normed_scores(queries: LongQueries, values: VectorValues, angles: Floats | None) -> Steps[NormedScores]:
     """Logits as factors; with `angles` also those of tokens farther apart."""
+    queries.between = room_between(queries) if angles is not None else 0  # left free, to be filled later
     reader = _Reader(queries, values)
+    queries.between = 0
     width = queries.width
     last = _tokens(queries, width + SPARE)
     rows, errors, own = yield from reader.ask_rows(last, blocks=2)

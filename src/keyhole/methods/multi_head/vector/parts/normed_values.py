@@ -15,7 +15,7 @@ from keyhole.methods.multi_head.vector.first_token import CLEAR
 from keyhole.methods.multi_head.vector.parts.long_tokens import LongQueries
 from keyhole.methods.multi_head.vector.parts.zero_pencil import NormedToken
 from keyhole.methods.multi_head.vector.values import VectorValues, solve_spanned
-from keyhole.numerics.svd import condition, pseudo_inverse, singular_values, spectral_norm
+from keyhole.numerics.svd import pseudo_inverse, singular_values
 from keyhole.recovery import Outcome
 
 # A token beside the known one is shorter by this.
@@ -23,7 +23,7 @@ SHORTER = 2.0**-60
 # Draws of errors that show what they make of values from spans.
 DRAWS = 8
 # Last tokens beyond the heads, and sets of them that are compared.
-SPARE, DRAWN = 1, 64
+SPARE, DRAWN = 1, 512
 # Values from spans that may be off by more than this part of them are not used: all tokens are read instead.
 BLURRED = 1e-8
 # Errors of weights over those of answers, and misfits that no rounding makes.
@@ -63,12 +63,20 @@ class _Reader:
         return float(np.max(self.errors, initial=0.0))
 
     def _choose(self) -> Integers:
-        """Last tokens beside which the weights of heads are as different as they get, for the known token."""
+        """Last tokens beside which weights tell values best, by those of the known token and of one of logit zero."""
         start, rng = self.start, self.queries.rng
         count = min(start.heads + SPARE, start.last.shape[0])
         weights = 1 / (1 + start.own * np.exp(-start.logits))
+        # What errors of weights beside the known token make of those without it.
+        errors = np.max(start.own / (1 + start.own) ** 2 / (weights * (1 - weights)), axis=1)
+        alone = 1 / (1 + start.own)
+
+        def cost(some: Integers) -> float:
+            inverse = pseudo_inverse(np.vstack([alone[some], np.full((1, start.heads), 0.5)]))
+            return float(np.linalg.norm(inverse * np.append(errors[some], 0.0)))
+
         sets = [rng.permutation(start.last.shape[0])[:count] for _ in range(DRAWN)]
-        return np.sort(min(sets, key=lambda some: float(condition(weights[some]))))
+        return np.sort(min(sets, key=cost))
 
     def ask(self, count: int) -> Steps[None]:
         """The values of the next tokens of the basis."""
@@ -99,18 +107,24 @@ class _Reader:
             # The sum over heads is known, each with half of its weight: that of a logit of zero.
             design = np.vstack([weights[number], np.full((1, heads), 0.5)])
             right = np.vstack([answers[number], tokens[number] @ queries.linear])
-            inverse = pseudo_inverse(design)
+            allowed = self._answer_errors(pseudo_inverse(design) @ right, errors[number])
+            inverse = pseudo_inverse(design / allowed[:, None]) / allowed
             found[:, number] = inverse @ right
-            size = float(np.max(np.abs(found[:, number])))
-            off = float(np.max(np.abs(design @ found[:, number] - right)))
-            allowed = WEIGHT_ERRORS * float(np.sqrt(np.mean(errors[number] ** 2))) * size + queries.noise
-            if not off <= MISFIT * allowed:
+            off = float(np.max(np.abs(design @ found[:, number] - right) / allowed[:, None]))
+            if not off <= MISFIT:
                 raise Unrecoverable(
                     Outcome.WRONG_FAMILY,
-                    f"answers to a token are {off:.2g} off what {heads} heads of known weights give: no normed heads",
+                    f"answers to a token are {off:.2g} times as far off what {heads} heads of known weights give as "
+                    f"they may be: no normed heads",
                 )
-            self.errors = np.append(self.errors, spectral_norm(inverse) * max(allowed, off))
+            self.errors = np.append(self.errors, np.max(np.linalg.norm(inverse * allowed, axis=1)) * max(1.0, off))
         self.values = np.concatenate([self.values, found], axis=1)
+
+    def _answer_errors(self, values: Floats, errors: Floats) -> Floats:  # (heads, p), (n, heads) -> (n + 1,)
+        """Of answers whose weights err by so much, and of the sum."""
+        size = float(np.max(np.abs(values)))
+        by_weights = WEIGHT_ERRORS * np.sqrt(np.mean(errors**2, axis=1)) * size
+        return np.append(by_weights, 0.0) + self.queries.noise
 
     def solve_basis(self) -> VectorValues:
         """The values where all tokens of a basis were read."""

@@ -94,20 +94,22 @@ def ask_masses(
     return table[:, :count], off[:, :count]
 
 
-def ask_window(queries: LongQueries, start: FirstHeads) -> Steps[float]:
-    """The tokens that the last one sees: of a ramp of tokens, each longer than the one before, before a zero one."""
+def ask_window(queries: LongQueries, token: Floats, values: Floats, sinks: Floats | float = 0.0) -> Steps[float]:
+    """The tokens that the last one sees: of a ramp of tokens, each longer than the one before, before a zero one.
+
+    The token's values are those of heads, (heads, outputs), or their sum where no sink takes part in weights.
+    """
     space = queries.signature.space
-    sinks = start.odds.rest - 1  # (heads,) of which a window leaves the rest known
     length = FIRST_LENGTH
     while True:
         count = int(min(length, (queries.signature.max_length or np.inf) - 1))
-        row = TokenRows(space.asarray(queries.long * start.token[None, :]))
+        row = TokenRows(space.asarray(queries.long * token[None, :]))
         ramp = [[Term(row, None, float(place))] for place in range(1, count + 1)]
         answers: Measurements = yield Plan("positions", 1, [*ramp, []])
         answer = (floats(answers.values)[0] - queries.bias) / queries.long
         widths = np.arange(1, count + 2)
         sums = (widths - 1) * (2 * count - widths + 2) / 2
-        told = (sums[:, None] / (widths[:, None] + sinks)) @ start.values  # (widths, outputs)
+        told = (sums[:, None] / (widths[:, None] + sinks)) @ values  # (widths, outputs)
         off = np.linalg.norm(told - answer, axis=1)
         best = int(np.argmin(off))
         if not off[best] <= 1e-9 * np.linalg.norm(answer):

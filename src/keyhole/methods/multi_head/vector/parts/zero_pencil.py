@@ -22,10 +22,13 @@ from keyhole.methods.multi_head.vector.probe import HeadsHidden
 from keyhole.numerics.svd import least_squares, pseudo_inverse, svd
 from keyhole.recovery import Outcome
 
-# Zero tokens before the token.
-ZEROS = (0, 1, 4, 12)
-# Last tokens beyond the heads, and equations over those that are needed.
-SPARE, SPARE_EQUATIONS = 4, 1.5
+# Zero tokens before the token, or as many as there is room for, but three numbers of them.
+ZEROS, FEWEST = (0, 1, 4, 12), 3
+# Steps of Gauss and Newton from where the null space is.
+STEPS = 4
+# Last tokens for each head, of which values are read beside some, those beyond the heads, and equations over those
+# that are needed.
+CHOICE, SPARE, SPARE_EQUATIONS = 4, 4, 1.5
 # Last tokens beside which the token is turned round.
 TURNED = 4
 # Weights are those of one head if 1/weight is affine up to so many errors.
@@ -52,36 +55,38 @@ class NormedToken:
 
 def ask_normed_token(queries: LongQueries, token: Floats) -> Steps[NormedToken]:
     """The heads, and the token's values and logits in each of them."""
-    if queries.longest <= max(ZEROS) + 1:
+    zeros = tuple(sorted({int(min(most, queries.longest - 2)) for most in ZEROS}))
+    if zeros[0] < 0 or len(zeros) < FEWEST:
         raise Unrecoverable(
             Outcome.NOT_IDENTIFIABLE,
-            f"telling normed heads apart takes sequences of {max(ZEROS) + 2} tokens (max_length)",
+            f"telling normed heads apart takes sequences of {FEWEST + 1} tokens, all of them in sight (max_length)",
         )
-    last, answers, wanted = np.zeros((0, queries.width)), np.zeros((0, len(ZEROS), queries.outputs)), SPARE
+    last, answers, wanted = np.zeros((0, queries.width)), np.zeros((0, len(zeros), queries.outputs)), SPARE
     while last.shape[0] < wanted:
         new = _directions(queries, wanted - last.shape[0])
         columns = []
-        for zeros in ZEROS:
-            queries.before = zeros
+        for count in zeros:
+            queries.before = count
             columns += [(yield from queries.ask_token("heads", token, new))]
         queries.before = 0
         last, answers = np.vstack([last, new]), np.concatenate([answers, np.stack(columns, axis=1)])
         heads, frame, sizes = _span(queries, answers)
-        wanted = max(heads + SPARE, int(np.ceil(SPARE_EQUATIONS * heads * (heads - 1) / 2 / (len(ZEROS) - 1))))
+        equations = int(np.ceil(SPARE_EQUATIONS * heads * (heads - 1) / 2 / (len(zeros) - 1)))
+        wanted = max(CHOICE * heads, heads + SPARE, equations)
     turned = []
-    for zeros in (ZEROS[0], ZEROS[-1]):
-        queries.before = zeros
+    for count in (zeros[0], zeros[-1]):
+        queries.before = count
         turned += [-(yield from queries.ask_token("heads", -token, last[:TURNED]))]
     queries.before = 0
-    whiten = frame.T * (answers[:, 0].shape[0] * len(ZEROS)) ** 0.5 / sizes
-    functionals = _solve(answers @ whiten, np.random.default_rng(queries.rng.integers(2**63)))
+    whiten = frame.T * (answers[:, 0].shape[0] * len(zeros)) ** 0.5 / sizes
+    functionals = _solve(answers @ whiten, zeros, np.random.default_rng(queries.rng.integers(2**63)))
     inverse = whiten @ functionals.T
     shares = answers @ inverse
     signs = np.sign(np.sum(shares, axis=(0, 1)))
     shares, inverse = shares * signs, inverse * signs
-    slopes, starts, misfits = _lines(shares)
+    slopes, starts, misfits = _lines(shares, zeros)
     back = np.stack(turned, axis=1) @ inverse
-    back_slopes = (1 / back[:, 1] - 1 / back[:, 0]) / (ZEROS[-1] - ZEROS[0])
+    back_slopes = (1 / back[:, 1] - 1 / back[:, 0]) / (zeros[-1] - zeros[0])
     products = slopes[:TURNED] * back_slopes
     if not (np.all(shares > 0) and np.all(products > 0) and np.all(slopes > 0)):
         raise _hidden(heads)
@@ -118,7 +123,9 @@ def _span(queries: LongQueries, answers: Floats) -> tuple[int, Floats, Floats]:
     return heads, right[:heads], sizes[:heads]
 
 
-def _solve(answers: Floats, rng: np.random.Generator) -> Floats:  # (n, zeros, heads) -> (heads, heads)
+def _solve(
+    answers: Floats, zeros: tuple[int, ...], rng: np.random.Generator
+) -> Floats:  # (n, zeros, heads) -> (heads, heads)
     """The functionals of all heads, each up to a factor."""
     heads = answers.shape[2]
     if heads == 1:
@@ -130,8 +137,8 @@ def _solve(answers: Floats, rng: np.random.Generator) -> Floats:  # (n, zeros, h
         return (one[:, i] * two[:, j] + one[:, j] * two[:, i]) / 2 * double
 
     rows = []
-    for a, b, c in combinations(range(len(ZEROS)), 3):
-        k, m, n = ZEROS[a], ZEROS[b], ZEROS[c]
+    for a, b, c in combinations(range(len(zeros)), 3):
+        k, m, n = zeros[a], zeros[b], zeros[c]
         one, two, three = answers[:, a], answers[:, b], answers[:, c]
         equation = (n - m) * products(two, three) + (k - n) * products(one, three) + (m - k) * products(one, two)
         rows.append(equation / np.linalg.norm([n - m, k - n, m - k]))
@@ -141,12 +148,33 @@ def _solve(answers: Floats, rng: np.random.Generator) -> Floats:  # (n, zeros, h
     space[:, i, j] = space[:, j, i] = right
     one, two = (np.tensordot(rng.standard_normal(heads), space, 1) for _ in range(2))
     vectors = np.linalg.eig(np.linalg.solve(two.T, one.T).T)[1]
-    return np.asarray(np.real(vectors).T)
+    return np.stack([_polished(each, answers, zeros) for each in np.real(vectors).T])
 
 
-def _lines(shares: Floats) -> tuple[Floats, Floats, Floats]:  # (n, zeros, heads) -> (n, heads) three times
-    """Slopes and starts of 1/share by the number of zeros, and by how much it is no line."""
-    zeros = np.array(ZEROS, dtype=float)
+def _polished(functional: Floats, answers: Floats, zeros: tuple[int, ...]) -> Floats:  # (heads,), (n, zeros, heads)
+    """Least squares of the equations of one head, each over its error: the null space does not know of its rank."""
+    for _ in range(STEPS):
+        functional = functional / np.linalg.norm(functional)
+        weights = answers @ functional
+        rows, rest = [functional[None]], [np.zeros(1)]
+        for a, b, c in combinations(range(len(zeros)), 3):
+            k, m, n = zeros[a], zeros[b], zeros[c]
+            one, two, three = weights[:, a], weights[:, b], weights[:, c]
+            slopes = np.stack(
+                [(k - n) * three + (m - k) * two, (n - m) * three + (m - k) * one, (n - m) * two + (k - n) * one],
+                axis=1,
+            )
+            left = (n - m) * two * three + (k - n) * one * three + (m - k) * one * two
+            error = np.linalg.norm(slopes, axis=1)
+            rows.append(np.einsum("nz,nzh->nh", slopes, answers[:, [a, b, c]]) / error[:, None])
+            rest.append(-left / error)
+        functional = functional + least_squares(np.concatenate(rows), np.concatenate(rest))
+    return functional
+
+
+def _lines(shares: Floats, numbers: tuple[int, ...]) -> tuple[Floats, Floats, Floats]:  # (n, zeros, heads)
+    """Slopes and starts of 1/share by the number of zeros, and by how much it is no line: (n, heads) each."""
+    zeros = np.array(numbers, dtype=float)
     inverse, weights = 1 / shares, shares**2  # errors of 1/share are in proportion to its square
     weights = weights**2
     total = np.sum(weights, axis=1)
