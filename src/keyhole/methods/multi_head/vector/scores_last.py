@@ -41,7 +41,7 @@ def ask_forms(reader: ScoreReader) -> Steps[Scores]:
     for block in range(1, len(reader.blocks)):
         ranks = common.ranks_above(rows, errors)
         rank = int(np.max(ranks))
-        coarse = bool(np.median(errors) > common.KNOWN * np.median(np.abs(rows)))
+        coarse = reader.queries.thorough or bool(np.median(errors) > common.KNOWN * np.median(np.abs(rows)))
         enough = whole if coarse else rank + 1
         chosen = common.choose_columns(rows, ranks, enough) if enough < whole - 1 else every
         more, wide = yield from reader.ask(block, chosen)

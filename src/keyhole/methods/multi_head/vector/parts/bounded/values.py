@@ -51,6 +51,12 @@ class KnownValues:
         """Heads that show."""
         return int(self.values.shape[0])
 
+    @property
+    def relative_error(self) -> float:
+        """What answers are off by where weights are as different as logits make them, over values."""
+        size = float(np.sqrt(np.mean(self.known.matrices**2)))
+        return self.known.error / size * min(1.0, float(np.max(self.logit_sizes)))
+
 
 @dataclass
 class _Answers:
@@ -308,10 +314,10 @@ class _Reader:
             logits = np.where((weights > 0) & (rest > 0), np.log(weights / rest), np.inf)
         if not np.all(np.isfinite(logits)):
             raise Unrecoverable(Outcome.SATURATED, "some head has all of its weight on one token")
+        # What distances and biases add is nearly the same beside every last token.
+        sizes = np.sqrt(np.mean((logits - np.mean(logits, axis=0)) ** 2, axis=(0, 1)))
         token = self.basis[0]
-        return KnownValues(
-            np.sqrt(np.mean(logits**2, axis=(0, 1))), values, token, token @ matrices, self.queries.scale
-        )
+        return KnownValues(sizes, values, token, token @ matrices, self.queries.scale)
 
     def single_head(self) -> KnownValues:
         """The values of a single head, which are those of the sum."""
