@@ -12,6 +12,7 @@ from keyhole.families.norms.normalise import mean_free, normalise, undone
 from keyhole.targets import open_target
 
 BEFORE = "demo:multi-head?width=8&heads=2&outputs=8&norm_before="
+NORMED = "normalised"
 AFTER = "demo:multi-head?width=16&heads=4&outputs=16&value_rank=4&norm_after=layer&residual=1"
 
 
@@ -32,6 +33,12 @@ def test_heads_behind_a_norm_are_recovered(extra: str, tmp_path: Path) -> None:
     result.params.save(tmp_path / "layer.safetensors")
     assert kh.distance(kh.load(tmp_path / "layer.safetensors"), target.truth) < 1e-9
     assert kh.verify(target.oracle, target.truth).same
+
+
+def test_a_norm_before_and_a_residual_are_told_at_once() -> None:
+    """Few queries more than of the method itself: no net is looked for first, and no noise."""
+    queries = [kh.recover(open_target(BEFORE + "layer&residual=1").oracle, m).stats.queries for m in ("auto", NORMED)]
+    assert queries[0] <= queries[1] + 16
 
 
 def test_heads_before_a_norm_are_recovered(tmp_path: Path) -> None:

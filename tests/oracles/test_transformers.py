@@ -306,6 +306,12 @@ def test_hints_name_parts_by_config_and_modules(name: str, parts: dict[str, str]
     )
 
 
+@pytest.mark.parametrize(("name", "place"), [("GPT2", "before"), ("Bert", "after")])
+def test_hints_say_where_the_norm_of_a_block_is(name: str, place: str) -> None:
+    hints = kh.TransformersOracle(random_model(name), 0, "attention-block", precision="float64").hints
+    assert hints == ({"place": place},)
+
+
 def test_a_hint_chooses_what_is_tried_and_nothing_rests_on_it() -> None:
     """With its own hint a layer is certified at once; with that of another it is admitted or read all the same."""
     oracle = open_target_of("StableLm")  # of whose keys one pair in four turns

@@ -56,7 +56,7 @@ MAY_BE_ANOTHER_FAMILY = (
 # How a method for one head ends on several, whose answers err.
 NOT_ONE_HEAD = (Outcome.WRONG_FAMILY, Outcome.SATURATED)
 # Families whose methods take what an oracle hints at.
-HINTED = ("multi-head", "residual")
+HINTED = ("multi-head", "residual", "normalised")
 # Answers are kept for the next attempt of plans that are no larger than this, over the width, and of so many of them.
 KEPT_QUERIES, KEPT_PLANS = 4, 32
 

@@ -169,8 +169,11 @@ def coarseness(estimate: Estimate, signature: Signature, rng: np.random.Generato
     part. A method that may go on asks by it whether it should.
     """
     asked = draw_heldout(estimate, signature, rng, LEAST)
-    if asked.untested:
-        return float("inf")
+    return float("inf") if asked.untested else coarseness_of(estimate, signature, asked)
+
+
+def coarseness_of(estimate: Estimate, signature: Signature, asked: HeldOut) -> float:
+    """The same, judged by these held-out queries."""
     compared = _compare(estimate, signature, asked, asked.predictions)
     return compared.resolution / _coarsest(estimate.params, signature)
 

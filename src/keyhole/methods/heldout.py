@@ -451,6 +451,7 @@ def _fill_up(queries: list[Query], table: _Table, evidence: _Evidence, source: _
             return
         classes = {length_class(query.length) for query in queries}
         wanted = [each for number in classes if class_label(number) in missing for each in LENGTH_CLASSES[number]]
+        wanted += [1] * any(name.endswith("epsilon") for name in missing)  # nothing else shows beside a single token
         most = source.signature.max_length or LONGEST
         pool = source.draw(max(LEAST_POOL, len(queries)), heads, [each for each in wanted if each <= most])
         fresh = evidence.of(pool)

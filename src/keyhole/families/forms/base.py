@@ -80,6 +80,11 @@ class Form(ABC):
         """A form of the same kind with other arrays."""
         return type(self)(**arrays)
 
+    def turned(self, turn: Floats) -> Self:  # (new width, width)
+        """The form of tokens turnᵀ·w, of the tokens w; of forms that read tokens by a key and a query."""
+        own = {name: floats(array) for name, array in self.arrays().items()}
+        return self.with_arrays({**own, "query": own["query"] @ turn.T, "key": own["key"] @ turn.T})
+
     def logit_norm(self, radius: Self, logit_radius: float) -> float:
         """The norm up to which logits of random tokens are known to `logit_radius`; inf where that is any."""
         rng, width = np.random.default_rng(0), self.width

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from keyhole.arrays import Array, Floats, floats
+from keyhole.families.form_head import FormHead
 from keyhole.families.multi_head import MultiHead
 from keyhole.families.norms.normalise import mean_free
 from keyhole.families.single_head import SingleHead
@@ -26,6 +27,8 @@ def turned(attention: Heads, turn: Floats) -> Heads:  # (new width, width)
     """The heads of tokens turnᵀ·w, of the tokens w."""
 
     def turned_head(head: SingleHead) -> SingleHead:
+        if isinstance(head, FormHead):
+            return replace(head, form=head.form.turned(turn), value=turn @ floats(head.value))
         bias = None if head.score_bias is None else turn @ floats(head.score_bias)
         return replace(head, score=turn @ floats(head.score) @ turn.T, value=turn @ floats(head.value), score_bias=bias)
 
@@ -39,6 +42,9 @@ def turned_radii(attention: Heads, turn: Floats) -> Heads:
 
 
 def _each(head: SingleHead, change: Callable[[Array], Array]) -> SingleHead:
+    if isinstance(head, FormHead):
+        form = head.form.with_arrays({name: change(floats(array)) for name, array in head.form.arrays().items()})
+        return replace(head, form=form, value=change(floats(head.value)))
     bias = None if head.score_bias is None else change(head.score_bias)
     return replace(head, score=change(head.score), value=change(head.value), score_bias=bias)
 

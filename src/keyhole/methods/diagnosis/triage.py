@@ -114,6 +114,8 @@ class _Triage:
         bend = float(np.max(np.abs(zero - down - OTHER * (up - zero))))
         if bend > 4 * self.exam.error(size) and (yield from self._cancels(size)):
             return self._evidence("multi-head")
+        if bend > 4 * self.exam.error(size) and (yield from self._is_normalised(up)):
+            return self._evidence("normalised")
         if self.exam.noise.kind in ("exact", "measure"):
             yield from self._noise(np.stack([zero, up, down]), bend, size)
         bent = bend > 4 * self.exam.error(size)
@@ -135,6 +137,19 @@ class _Triage:
             said = f"single tokens are answered by {size:.2g}, pairs as long by {shown:.2g}: the values of heads cancel"
             self.exam.say("heads", "several", said)
         return cancels
+
+    def _is_normalised(self, up: Floats) -> Steps[bool]:
+        """Whether a token twice as long moves the answer by what it is longer: all else only turns with it."""
+        known = self.exam.noise.kind == "exact" and up.size == self.width and 2 * self.far <= self.exam.most
+        if not known or not float(np.linalg.norm(self.slope - self.direction)) <= STILL:
+            return False
+        (twice,) = yield from self._ask([2 * self.far])
+        off = float(np.max(np.abs(twice - up - self.far * self.direction)))
+        normalised = bool(off <= 4 * self.exam.error(2 * self.far))
+        if normalised:
+            said = f"a token twice as long moves the answer by what it is longer, but for {off:.2g}"
+            self.exam.say("growth", "that of the token", said)
+        return normalised
 
     def _labels(self) -> Steps[Evidence]:
         """Labels, and how often they are wrong where that is to be measured."""

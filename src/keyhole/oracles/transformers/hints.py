@@ -28,9 +28,12 @@ SAME = 1e-6
 
 
 def hints_of(
-    place: Place, surroundings: Surroundings, answer: Callable[[Array], Array]
+    place: Place, surroundings: Surroundings, answer: Callable[[Array], Array], *, block: bool = False
 ) -> tuple[Mapping[str, Any], ...]:
-    """Options of a method for several heads; none where attention seems to be plain."""
+    """Options of a method for several heads; none where attention seems to be plain.
+
+    Where the norm of a block is comes first: behind attention where the layer ends with one, else before it.
+    """
     options: dict[str, Any] = {}
     config, module = place.model.config, place.module
     angles = _angles(place, surroundings)
@@ -51,7 +54,10 @@ def hints_of(
     window = _window(config)
     if window is not None and _hides(answer, window, place.width, surroundings.longest()):
         options["position_bias"] = "window"
-    return (options,) if options else ()
+    plain = (options,) if options else ()
+    if not block:
+        return plain
+    return ({"place": "before" if place.after is None else "after", **options}, *plain)
 
 
 def _number(config: Any, name: str) -> float | None:

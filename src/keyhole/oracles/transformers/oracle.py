@@ -125,7 +125,7 @@ class TransformersOracle(TorchOracle):
     def hints(self) -> tuple[Mapping[str, Any], ...]:
         """What parts its attention may have, by its config and modules: to choose what is tried, and no more."""
         with computed_in(self.precision):
-            return hints_of(self.place, self._surroundings, self)
+            return hints_of(self.place, self._surroundings, self, block=self.part == "attention-block")
 
     def _ask_part(self, tokens: Array, surroundings: Surroundings) -> Any:
         return self._asked.ask(tokens, surroundings.of(*tokens.shape[:2]))

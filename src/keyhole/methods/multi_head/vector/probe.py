@@ -98,6 +98,7 @@ class VectorQueries:
     # Copies of a known token, of a new one and of the last that values are read from; None: those that suit the heads.
     copies: tuple[tuple[int, int, int], ...] | None = None
     filled: float = 1.0  # the part of the outputs that weights may take up
+    thorough: bool = False  # whether all forms are read, though few tell the others: they do so to fewer digits
     coarse: bool = False  # whether answers have few digits, as those of float32: errors decide what is told at once
     between: int = 0  # further tokens between those asked for and the last one: here copies of that
     window: float = np.inf  # tokens that the last one sees, itself included

@@ -48,7 +48,7 @@ def ask_forms(reader: ScoreReader) -> Steps[Scores]:
         rank = int(np.max(ranks))
         if reader.values.rough and SPARE_ROWS * rank <= rows.shape[1]:
             return (yield from reader.ask_rest(block, rows, errors))
-        coarse = bool(median(errors) > common.KNOWN * median(abs(rows)))
+        coarse = reader.queries.thorough or bool(median(errors) > common.KNOWN * median(abs(rows)))
         enough = whole if coarse else rank + 1
         chosen = common.choose_columns(rows, ranks, enough) if enough < whole - 1 else every
         more, wide = yield from reader.ask(block, chosen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from keyhole.methods.multi_head.vector.first_token import CLEAR, ENOUGH, LARGEST
 from keyhole.methods.multi_head.vector.probe import HeadsHidden, Shares, Spans, VectorQueries
 from keyhole.methods.multi_head.vector.token_fit import TokenData, TokenFit, fit_token, guess_logits
 from keyhole.numerics.orthogonal import orthonormal
-from keyhole.numerics.svd import condition, least_squares, singular_values, svd
+from keyhole.numerics.svd import condition, least_squares, pseudo_inverse, singular_values, svd
 from keyhole.recovery import Outcome
 
 # Copies of the known token, of the new one and of the last, by the length they need.
@@ -441,3 +441,12 @@ class _ValueReader:
             rests.append(answer - values.T @ least_squares(values.T, answer))
         error = vector_values.noise + vector_values.error * queries.scale * heads**0.5
         return bool(np.sqrt(np.mean(np.square(rests))) <= MISFIT * error)
+
+
+def solve_spanned(
+    values: Floats, linear: Floats, ranks: Sequence[int]
+) -> Floats:  # (heads, n, outputs), (width, outputs)
+    """Values of all tokens from the sum over heads, those of each head in the span of what was read of it."""
+    spans = [svd(own)[2][:rank] for own, rank in zip(values, ranks, strict=True)]
+    shares, ends = linear @ pseudo_inverse(np.concatenate(spans)), np.cumsum([0, *ranks])
+    return np.stack([shares[:, ends[h] : ends[h + 1]] @ spans[h] for h in range(len(spans))])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from keyhole.families import Family, MultiHead, NormBefore, Residual, SingleHead
+from keyhole.families import Family, MultiHead, NormBefore, Residual
 from keyhole.families.norms.inside import Heads, turned, turned_radii
 from keyhole.families.norms.normalise import mean_free
 from keyhole.methods.arithmetic import partial_result
@@ -14,6 +15,7 @@ from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.multi_head.method import multi_head
 from keyhole.methods.normalised.before.ball import Ball
 from keyhole.methods.normalised.before.probe import Before, ask_before
+from keyhole.methods.normalised.before.standard_errors import with_standard_errors
 from keyhole.methods.residual import without_last_token
 from keyhole.queries import Signature
 
@@ -27,28 +29,32 @@ WITH_RESIDUAL = "the box adds its last token, as it came, to what attention make
 # Vectors of the ball are shorter than its radius by this part: tokens for longer ones drown attention where they are
 # added to it.
 RIM = 2.0**-7
+# Arrays that tokens are multiplied with.
+SEEN = ("score", "score_bias", "value", "query", "key")
 # What attention may be less of an answer than where epsilon was read.
 LESS = 4.0
 
 
-def ask_behind_norm(signature: Signature, rng: np.random.Generator) -> Steps[Estimate[NormBefore | Residual]]:
+def ask_behind_norm(
+    signature: Signature, rng: np.random.Generator, **parts: Any
+) -> Steps[Estimate[NormBefore | Residual]]:
     """Heads behind f(X) = [x_N +] attention(n(x_1), …, n(x_N)), n a LayerNorm or RMSNorm with its ε.
 
     The token w·√(ε/(1 − |w|²/d)) is normalised to w, for every |w| < √d: through that map the learner of heads asks
     whatever it likes of a ball. Identifiable are, with Q a basis of the vectors that n sees, the heads of Qᵀw: gain and
-    bias are part of their scores, values and biases. `multi-head` in d − 1 dimensions (d for RMSNorm), and about 14
-    queries for norm, residual and ε.
+    bias are part of their scores, values and biases. `multi-head` in d − 1 dimensions (d for RMSNorm), whose options
+    name other parts than those of a softmax, and about 14 queries for norm, residual and ε.
     """
     before = yield from ask_before(signature, rng)
     ball = Ball(mean_free(signature.width, before.norm), before.epsilon)
     inner = _inside(signature, before, ball)
     with partial_result(lambda known: _partial(known, ball, before)):
-        steps: Steps[Estimate[MultiHead]] = ball.steps(multi_head(inner, rng))
+        steps: Steps[Estimate[MultiHead]] = ball.steps(multi_head(inner, rng, **parts))
         found = yield from (without_last_token(steps, signature) if before.residual else steps)
     params, radius = _through(found, ball, before)
     said = (*found.assumptions, ASSUMPTIONS[before.norm], *((WITH_RESIDUAL,) if before.residual else ()))
     details = {"norm": before.norm, "epsilon": before.epsilon, "residual": before.residual}
-    return Estimate(
+    estimate = Estimate(
         _wrapped(params, before),
         _wrapped(radius, before, before.radius),
         found.counting_bound + 1,
@@ -56,6 +62,7 @@ def ask_behind_norm(signature: Signature, rng: np.random.Generator) -> Steps[Est
         said,
         {**found.details, **details},
     )
+    return (yield from with_standard_errors(estimate, signature, rng))
 
 
 def _inside(signature: Signature, before: Before, ball: Ball) -> Signature:
@@ -73,26 +80,18 @@ def _inside(signature: Signature, before: Before, ball: Ball) -> Signature:
 def _through(found: Estimate[MultiHead], ball: Ball, before: Before) -> tuple[Heads, Heads]:
     """Heads and radii for tokens as wide as the oracle's: they are off by what vectors of the ball are, too."""
     part = before.radius / before.epsilon
-    pairs = zip(found.radius.heads, found.params.heads, strict=True)
-    wide = [_widened(radius, head, part) for radius, head in pairs]
-    radius = replace(found.radius, heads=wide)
+    own = found.params.arrays()
+    wide = {
+        name: array + part * abs(own[name]) if name.rpartition(".")[2] in SEEN and name in own else array
+        for name, array in found.radius.arrays().items()
+    }
+    radius = found.radius.with_arrays(wide)
     return turned(found.params, ball.basis), turned_radii(radius, ball.basis)
 
 
 def _partial(known: Family | None, ball: Ball, before: Before) -> NormBefore | Residual | None:
     """The layer of heads that were known when the learner of heads ended."""
     return _wrapped(turned(known, ball.basis), before) if isinstance(known, Heads) else None
-
-
-def _widened(radius: SingleHead, head: SingleHead, part: float) -> SingleHead:
-    """The radius of a head whose tokens may be off by such a part of them."""
-    bias, own = radius.score_bias, head.score_bias
-    return replace(
-        radius,
-        score=radius.score + part * abs(head.score),
-        value=radius.value + part * abs(head.value),
-        score_bias=bias if bias is None or own is None else bias + part * abs(own),
-    )
 
 
 def _wrapped(heads: Heads, before: Before, radius: float | None = None) -> NormBefore | Residual:

@@ -17,6 +17,7 @@ from keyhole.families.parts import SOFTMAX, Attention, Window
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.parts.added_lengths import ask_added_lengths
 from keyhole.methods.multi_head.vector.parts.biased.method import ask_biased_heads
+from keyhole.methods.multi_head.vector.parts.bounded.method import ask_bounded_heads
 from keyhole.methods.multi_head.vector.parts.estimate import KNOWN, HeadsEstimate, estimate_of_forms
 from keyhole.methods.multi_head.vector.parts.first_token import ask_first_heads
 from keyhole.methods.multi_head.vector.parts.long_tokens import LONG, LogitsBiased, LongQueries, ask_total
@@ -66,6 +67,8 @@ def ask_heads(
     Assumes what `ASSUMPTIONS` says. Raises HeadsHidden where p numbers do not tell the heads apart.
     """
     names = checked(names, form)
+    if signature.max_norm is not None and "norm" not in form:
+        return (yield from ask_bounded_heads(signature, rng, names, form, frequencies))
     if "norm" in form:
         return (yield from ask_normed_heads(signature, rng, form, frequencies, names["position_bias"]))
     check_reach(signature)

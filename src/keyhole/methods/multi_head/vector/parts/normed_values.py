@@ -14,8 +14,8 @@ from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.first_token import CLEAR
 from keyhole.methods.multi_head.vector.parts.long_tokens import LongQueries
 from keyhole.methods.multi_head.vector.parts.zero_pencil import NormedToken
-from keyhole.methods.multi_head.vector.values import VectorValues
-from keyhole.numerics.svd import pseudo_inverse, singular_values, svd
+from keyhole.methods.multi_head.vector.values import VectorValues, solve_spanned
+from keyhole.numerics.svd import pseudo_inverse, singular_values
 from keyhole.recovery import Outcome
 
 # A token beside the known one is shorter by this.
@@ -141,13 +141,13 @@ class _Reader:
         if max(ranks) == count or sum(ranks) > outputs:
             return None
         linear = 2 * self.queries.linear  # each head has half of its weight beside a zero token
-        matrices = _solve_spanned(self.values, linear, ranks)
+        matrices = solve_spanned(self.values, linear, ranks)
         apart = float(np.sqrt(np.max(np.mean((self.basis[:count] @ matrices - self.values) ** 2, axis=1))))
         moved = []
         for _ in range(DRAWS):
             values = self.values + self.errors[:, None] * self.queries.rng.standard_normal(self.values.shape)
             summed = linear + 2 * self.queries.noise * self.queries.rng.standard_normal(linear.shape)
-            moved.append(_solve_spanned(values, summed, ranks) - matrices)
+            moved.append(solve_spanned(values, summed, ranks) - matrices)
         error = max(float(np.sqrt(np.max(np.mean(np.square(moved), axis=(0, 2))))), apart)
         sizes = np.sqrt(np.mean(matrices**2, axis=(1, 2)))
         return self._whole(matrices, np.array(ranks), error) if error <= BLURRED * float(np.min(sizes)) else None
@@ -158,10 +158,3 @@ class _Reader:
         return VectorValues(
             matrices, ranks, self.known, error, spread, self.queries.noise, matrices[None][:0], weak, traded=0.0
         )
-
-
-def _solve_spanned(values: Floats, linear: Floats, ranks: list[int]) -> Floats:  # (heads, n, outputs), (width, outputs)
-    """Values of all tokens from the sum over heads, those of each head in the span of what was read of it."""
-    spans = [svd(own)[2][:rank] for own, rank in zip(values, ranks, strict=True)]
-    shares, ends = linear @ pseudo_inverse(np.concatenate(spans)), np.cumsum([0, *ranks])
-    return np.stack([shares[:, ends[h] : ends[h + 1]] @ spans[h] for h in range(len(spans))])

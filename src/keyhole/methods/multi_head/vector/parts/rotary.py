@@ -96,10 +96,10 @@ def ask_turned(
             f"scores have rank {int(np.max(scores.ranks))}, those of {angles.size} pairs of keys {rank}",
         )
     between = choose_between(angles, queries.longest - reader.per_query - 1)
-    blocks, count = 0, 0
-    while count < min(rank + SPARE, queries.width):
+    blocks, count, spare = 0, 0, rank if queries.thorough else SPARE
+    while count < min(rank + spare, queries.width):
         count, blocks = count + reader.blocks[blocks].size, blocks + 1
-    columns = np.arange(min(rank + SPARE, queries.width), dtype=np.int64)
+    columns = np.arange(min(rank + spare, queries.width), dtype=np.int64)
     queries.between = between
     far: list[tuple[Floats, Floats]] = []
     for block in range(blocks):

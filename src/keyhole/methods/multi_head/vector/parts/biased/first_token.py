@@ -6,6 +6,7 @@ W·g outweighs c, each head changes its side once along a half-circle of last to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -182,6 +183,11 @@ def ask_sight(queries: LongQueries, token: Floats) -> Steps[float]:
         queries.between = 0
         return bool(max(np.max(np.abs(one)), np.max(np.abs(two))) > CLEAR * queries.noise)
 
+    return (yield from ask_last_seen(is_seen, most))
+
+
+def ask_last_seen(is_seen: Callable[[int], Steps[bool]], most: int) -> Steps[float]:
+    """How many tokens the last one sees, itself included, by whether those at a distance of at most `most` show."""
     seen, hidden = 1, 2
     while hidden <= most and (yield from is_seen(hidden)):
         seen, hidden = hidden, 2 * hidden

@@ -13,10 +13,12 @@ from keyhole.arrays import Array, floats
 from keyhole.families import MultiHead
 from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.forms.value import Value, ask_value
-from keyhole.methods.multi_head.vector.parts.biased.first_token import BiasedToken, ask_keys, ask_long_jumps, ask_sight
+from keyhole.methods.multi_head.vector.parts.biased.first_token import ask_keys, ask_long_jumps, ask_sight
 from keyhole.methods.multi_head.vector.parts.biased.offsets import ask_biased_table, slopes_of, with_key_bias
 from keyhole.methods.multi_head.vector.parts.biased.scores import BiasedReader
+from keyhole.methods.multi_head.vector.parts.biased.start import TokenOfHeads
 from keyhole.methods.multi_head.vector.parts.estimate import HeadsEstimate
+from keyhole.methods.multi_head.vector.parts.first_token import FirstHeads
 from keyhole.methods.multi_head.vector.parts.long_tokens import FILLED, LongQueries, Odds
 from keyhole.methods.multi_head.vector.parts.rotary import (
     angles_of,
@@ -72,6 +74,19 @@ def ask_biased_heads(
         natural.window = yield from ask_sight(long, token)
     start = yield from ask_keys(natural, token, values)
     known = yield from ask_long_values(long, start.among_long(long))
+    return (yield from ask_biased_scores(natural, start, known, names, form, frequencies))
+
+
+def ask_biased_scores(
+    natural: VectorQueries,
+    start: TokenOfHeads,
+    known: VectorValues,
+    names: Mapping[str, str],
+    form: str,
+    frequencies: Array | None = None,
+) -> Steps[Estimate[MultiHead]]:
+    """Scores, biases and positions of heads whose values are known, from tokens of natural norms."""
+    rng = natural.rng
     reader, scores = yield from _ask_scores(
         natural, start, known, room=room_between(natural) if form == "rotary" else 0
     )
@@ -94,12 +109,13 @@ def ask_biased_heads(
     elif names["position_bias"] == "table":
         table, wide = yield from ask_biased_table(natural, start, scores.biases, scores.bias_errors)
         odds, errors = replace(odds, table=table), replace(errors, table=wide)
-    heads = replace(start.among_long(long), odds=odds, errors=errors)
+    keys = np.zeros((start.heads, natural.width))
+    heads = FirstHeads(start.token, start.values, keys, odds, errors, natural.noise, natural.scale)
     return HeadsEstimate(natural, heads, reader.values, scores, names, forms, biased=True).whole()
 
 
 def _ask_scores(
-    queries: VectorQueries, start: BiasedToken, values: VectorValues, room: int
+    queries: VectorQueries, start: TokenOfHeads, values: VectorValues, room: int
 ) -> Steps[tuple[BiasedReader, Scores]]:
     """Forms beside last tokens so short that no weight is at its end; some room is left for tokens between."""
     while True:

@@ -11,8 +11,8 @@ from keyhole.arrays import Floats, floats
 from keyhole.families.forms import Rotary
 from keyhole.families.forms.rotary import turned
 from keyhole.methods.base import Steps, Unrecoverable
-from keyhole.methods.multi_head.vector.parts.biased.first_token import BiasedToken
 from keyhole.methods.multi_head.vector.parts.biased.scores import Offsets
+from keyhole.methods.multi_head.vector.parts.biased.start import TokenOfHeads
 from keyhole.methods.multi_head.vector.parts.position_biases import ask_masses
 from keyhole.methods.multi_head.vector.probe import VectorQueries
 from keyhole.methods.multi_head.vector.scores import inverse_of
@@ -75,7 +75,7 @@ def slopes_of(offsets: Offsets) -> tuple[Floats, Floats]:  # twice (heads,)
 
 
 def ask_biased_table(
-    queries: VectorQueries, start: BiasedToken, biases: Floats, bias_errors: Floats
+    queries: VectorQueries, start: TokenOfHeads, biases: Floats, bias_errors: Floats
 ) -> Steps[tuple[Floats, Floats]]:  # twice (heads, distances)
     """What each distance adds, from a token before zero ones, whose logit is that of score biases."""
     inverse, zero = inverse_of(start.values[:, None]), np.zeros((1, queries.width))

@@ -1,0 +1,1 @@
+"""Several heads of any positions whose tokens may not be long."""

@@ -1,0 +1,56 @@
+"""How much less than their radii say the numbers of heads behind a norm err, where predictions are concerned.
+
+Heads of small logits may trade values among each other at hardly any cost to an answer: radii of single entries say so,
+and added up as if they were independent they are far more than answers are off by. Sequences that serve nothing else
+say how much more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from keyhole.arrays import ROUNDING_DEVIATIONS, floats
+from keyhole.families import F
+from keyhole.methods.base import Estimate, Steps
+from keyhole.methods.certificate import coarseness_of
+from keyhole.methods.heldout import draw_heldout, prediction_radii
+from keyhole.queries import Measurements, Signature
+
+# Sequences that tell, drawn as those of the certificate are.
+HELD_OUT = 24
+# Radii are fine enough as they are where a certificate would be this part of what it must be.
+FINE = 0.1
+# Standard errors are taken for so many times what these sequences show at most.
+MARGIN = 2.0
+# What norms before heads and sums of heads have themselves.
+OF_WRAPPERS = ("epsilon", "output_bias")
+
+
+def with_standard_errors(estimate: Estimate[F], signature: Signature, rng: np.random.Generator) -> Steps[Estimate[F]]:
+    """The estimate with standard errors, where its radii leave predictions unsure; elsewhere as it is, at no query."""
+    params, own = estimate.params, estimate.radius.arrays()
+    if estimate.standard_error is not None or params.without_attention() is None:
+        return estimate
+    asked = draw_heldout(estimate, signature, rng, HELD_OUT)
+    if coarseness_of(estimate, signature, asked) <= FINE:
+        return estimate
+    exact = estimate.radius.with_arrays({name: each * _is_around(name) for name, each in own.items()})
+    alone = {name: each * (not _is_around(name)) / ROUNDING_DEVIATIONS for name, each in own.items()}
+    answers: list[Measurements] = yield [replace(plan, stage="bar") for plan in asked.plans]
+    times = 0.0
+    for plan, answer in zip(asked.plans, answers, strict=True):
+        tokens = plan.tokens(0, plan.count, signature.space, signature.width)
+        rest = np.abs(floats(answer.values) - floats(params(tokens)))
+        rest = np.maximum(rest - prediction_radii(params, exact, tokens, signature), 0.0)
+        bar = floats(params.deviation(estimate.radius.with_arrays(alone), tokens))
+        times = max(times, float(np.max(rest[bar > 0] / bar[bar > 0], initial=0.0)))
+    scaled = {name: each * (1.0 if _is_around(name) else MARGIN * times) for name, each in own.items()}
+    errors = {name: each / ROUNDING_DEVIATIONS for name, each in scaled.items()}
+    return replace(estimate, standard_error=estimate.radius.with_arrays(errors))
+
+
+def _is_around(name: str) -> bool:
+    """Whether an array is of what wraps heads: single tokens show it, and its radii are near."""
+    return name.rpartition(".")[2] in OF_WRAPPERS
