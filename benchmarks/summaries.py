@@ -192,6 +192,11 @@ def parts_bounded() -> str:
     return picked("parts_bounded", [*columns, "queries − bound: median"], lambda _: True)
 
 
+def parts_biased() -> str:
+    columns = ["parts and a score bias, d = 8", "runs", "certified and right", "certified and wrong"]
+    return picked("parts_bounded", [*columns, "error: median, worst", "queries − bound: median"], lambda _: True)
+
+
 def parts_float32() -> str:
     columns = ["parts, answers of float32", "runs", "certified", "right within their radii", "error: median, worst"]
     return picked("parts", columns, lambda _: True)
@@ -228,6 +233,7 @@ SUMMARIES += (
     parts_positions,
     parts_float32,
     parts_bounded,
+    parts_biased,
     score_forms,
     coverage,
 )

@@ -98,6 +98,8 @@ def test_what_is_not_read_is_admitted(kind: str, fresh_seed: int) -> None:
     if found.certified:
         assert_right(found, biased, 1e-4)
     assert found.outcome is not Outcome.ARITHMETIC_FAILED, found.message
+    several = recover(replace(biased, value=rng.standard_normal((6, 3))))
+    assert several.outcome in (Outcome.WRONG_FAMILY, Outcome.NOT_IDENTIFIABLE)
     silent = recover(replace(truth, score=0 * truth.score))
     assert silent.certified or silent.outcome is Outcome.NOT_IDENTIFIABLE
     bounded = recover(truth, max_norm=3.0)

@@ -71,6 +71,8 @@ def _ask_moved(signature: Signature, tokens: TokenRows, exponents: Floats, last:
     beside = [Term(tokens, space.indices(np.ones(len(norms))), space.asarray(last * norms))] if last else []
     answers: Measurements = yield Plan("norms", len(norms), [[first], beside])
     made = floats(answers.values)
+    if made.ndim > 1:  # several outputs are not read beside a score bias
+        return None
     clear = np.flatnonzero(np.abs(made[1:] - made[0]) > np.abs(made[0]) * DIGITS)
     if not clear.size:
         return None
