@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import keyhole as kh
 from benchmarks.support.attention_modules import KINDS, WIDTH, module
 from benchmarks.support.rows import Kept, Row, markdown
 from keyhole.families.forms import QKNorm, QKNormRotary, Rotary, geometric
-from keyhole.families.parts import Alibi, Attention, PlusOne, Sink, Softcap, Window
+from keyhole.families.parts import Alibi, Attention, DistanceTable, PlusOne, Sink, Softcap, Window
 from keyhole.gauge.compare import align
 
 SEEDS, MODULE_SEEDS, NAMED_SEEDS = 20, 10, 5
@@ -40,6 +41,19 @@ CASES: dict[str, tuple[Callable[[int], Attention], dict[str, str]]] = {
     "normed keys and queries": (lambda _: Attention(), {"form": "qk-norm"}),
     "normed, rotary": (lambda _: Attention(), {"form": "qk-norm-rotary"}),
 }
+# The same with biases of keys and queries, which nothing names.
+BIASED: dict[str, tuple[Callable[[int], Attention], dict[str, str]]] = {
+    "ALiBi, biases": CASES["ALiBi, a slope per head"],
+    "table by distance, biases": (
+        lambda h: Attention(position_bias=DistanceTable(np.sin(np.arange(12.0) + h))),
+        {"position_bias": "table"},
+    ),
+    "rotary, biases": CASES["rotary"],
+    "rotary, window, biases": (
+        lambda _: Attention(position_bias=Window(4)),
+        {"form": "rotary", "position_bias": "window"},
+    ),
+}
 # Read with as few outputs as heads, all of full rank.
 AT_LEAST = ("softcap, one cap", "sinks")
 # Added to mean squares, so that a zero token has a norm and no other sees it.
@@ -56,6 +70,7 @@ COLUMNS = (
 
 def table(kept: Kept) -> str:
     wide = {name: (lambda name=name: _row(name, 32, KEY)) for name in CASES}
+    biased = {name: (lambda name=name: _row(name, 32, KEY)) for name in BIASED}
     few = {name: (lambda name=name: _row(name, 4, WIDTH)) for name in AT_LEAST}
     unnamed = {name: (lambda name=name: _unnamed_row(name)) for name in CASES}
     modules = [(kind, keys, True) for kind in KINDS for keys in (4, 2)]
@@ -66,7 +81,9 @@ def table(kept: Kept) -> str:
             f"Four heads, tokens of width 32, 32 outputs, keys and values of rank {KEY}, scales from 1e-2 to 1e2, "
             f"{SEEDS} seeds each, every other with an output bias:",
             markdown(("heads", *COLUMNS), kept.rows_of("wide", wide)),
-            "The same with four outputs, and scores of full rank:",
+            "The same with biases of keys and queries, of the size of what they are added to:",
+            markdown(("heads", *COLUMNS), kept.rows_of("biased", biased)),
+            "Those of the first table with four outputs, and scores of full rank:",
             markdown(("heads", *COLUMNS), kept.rows_of("few", few)),
             f"The heads of the first table with nothing named, {NAMED_SEEDS} other seeds each: by `parts` with "
             "heads=several, which finds the parts, and by `auto`, which tries other families first:",
@@ -84,7 +101,7 @@ def table(kept: Kept) -> str:
 
 def truth(name: str, outputs: int, rank: int, rng: np.random.Generator, *, biased: bool) -> kh.MultiHead:
     """Four heads of a case."""
-    attention, options = CASES[name]
+    attention, options = (CASES | BIASED)[name]
     heads: list[Any] = []
     scale = 10 ** rng.uniform(-2, 2)
     gains = 1 + 0.3 * rng.standard_normal((2, rank))
@@ -95,11 +112,16 @@ def truth(name: str, outputs: int, rank: int, rng: np.random.Generator, *, biase
         value = rng.standard_normal((WIDTH, inner)) @ rng.standard_normal((inner, outputs)) / inner**0.5
         form, strength = options.get("form", "bilinear"), rank**0.5
         if form == "bilinear":
-            heads.append(kh.SingleHead(scale * key.T @ query / strength, value, attention=attention(head)))
+            score = scale * key.T @ query / strength
+            bias = scale**0.5 * (key.T @ rng.standard_normal(rank)) / strength if name in BIASED else None
+            heads.append(kh.SingleHead(score, value, bias, attention=attention(head)))
             continue
         made: Any
         if form == "rotary":
             made = Rotary(scale * query / strength, shared[head // 2], geometric(rank // 2))
+            if name in BIASED:  # tokens have a norm at which logits are of order one
+                one, two = rng.standard_normal((2, rank))
+                made = replace(made, query_bias=scale**0.5 * one / strength, key_bias=two / scale**0.5)
         elif form == "qk-norm":
             made = QKNorm(query, key, strength * np.abs(np.prod(gains, axis=0)))
         else:
@@ -128,7 +150,7 @@ def _row(name: str, outputs: int, rank: int) -> Row:
     results = []
     for seed in range(SEEDS):
         true = truth(name, outputs, rank, np.random.default_rng([seed, outputs, rank]), biased=seed % 2 == 1)
-        results.append(_recovered(true, true, seed, CASES[name][1]))
+        results.append(_recovered(true, true, seed, (CASES | BIASED)[name][1]))
     return [name, *_summary(results)]
 
 
