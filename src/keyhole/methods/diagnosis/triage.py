@@ -235,7 +235,7 @@ class _Triage:
     def _one_head(self, slope: Floats) -> Steps[bool]:
         """Whether −t·e and t·e, and copies of the first, are answered as one head with these values would."""
         norm = self.exam.norm
-        flat_at: float | None = None
+        flat_at: tuple[float, float, float] | None = None  # norm, weight and radius
         if not np.any(slope):  # without values heads cannot be told apart
             return True
         for _ in range(NORMS):
@@ -253,11 +253,12 @@ class _Triage:
             longer = min(norm * (FACTOR if flat else (LOGIT / logit) ** 0.5), self.exam.most)
             if longer == norm:
                 break
-            norm, flat_at = longer, norm if flat else None
+            norm, flat_at = longer, (norm, weight, radius) if flat else None
         else:
             if flat_at is None:  # attention is saturated at every norm
                 return True
-            norm = flat_at  # or it is flat, unless that is what two heads of opposite logits make of as many copies
+            # Or it is flat, unless that is what two heads of opposite logits make of as many copies.
+            norm, weight, radius = flat_at
         if self.exam.longest <= COPIES:
             return True
         odds = COPIES * weight / (1 - weight)
