@@ -18,8 +18,9 @@ from benchmarks.fuzz.maps import params_of
 from benchmarks.fuzz.members import MEMBERS
 from benchmarks.fuzz.noisy import NOISY
 from benchmarks.fuzz.rounding import ROUNDING
+from benchmarks.fuzz.unusual import CHANGED, UNUSUAL
 
-KINDS: dict[str, Kind] = {**MEMBERS, **NOISY, **ROUNDING, **FOREIGN, **CARELESS, **MUST}
+KINDS: dict[str, Kind] = {**MEMBERS, **UNUSUAL, **NOISY, **ROUNDING, **FOREIGN, **CHANGED, **CARELESS, **MUST}
 
 Record = dict[str, Any]  # as JSON has it
 

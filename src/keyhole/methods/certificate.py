@@ -201,7 +201,7 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
         known = most * known
     radii = np.hypot(GAUSSIAN_DEVIATIONS * known, noise) if normal else known + noise
     changes = answers - _constant(estimate.params, asked.plans)
-    if estimate.params.without_attention() is None and _rms(changes[fine]) <= _rms(radii[fine]):
+    if estimate.params.anatomy.net is not None and _rms(changes[fine]) <= _rms(radii[fine]):
         # Neurons are off at the usual tokens, or these lie on their kinks.
         shows = np.repeat(asked.informative, fine.size // asked.usual.size)
         fine = shows if np.any(shows) else fine

@@ -28,6 +28,15 @@ LONG_STREAK, LONGER_STREAK, EARLY_ROUND = 6, 9, 12
 class OtherLabel(Unrecoverable):
     """Raised where neither of two labels is answered: a class that was not known, or labels are wrong at times."""
 
+    def __init__(self, label: float) -> None:
+        super().__init__(
+            Outcome.INCONSISTENT,
+            f"label {label:g} was answered where only two others can be: labels are wrong at times "
+            "(declare how often, noise=Noise.flipped(rate)), or it is a class of few tokens, as where its bias "
+            "is large and its values are not, or these are not the largest of linear outputs of one head",
+        )
+        self.label = label
+
 
 class Comparer:
     """Asks comparisons, and knows how sure their answers are."""
@@ -63,12 +72,7 @@ class Comparer:
         if not self.flip_rate:
             odd = (votes == 0) & ~(ties | np.full(count, self.ties))
             if np.any(odd):
-                raise OtherLabel(
-                    Outcome.INCONSISTENT,
-                    f"label {labels[odd][0]:g} was answered where only two others can be: labels are wrong at times "
-                    "(declare how often, noise=Noise.flipped(rate)), or it is a class of few tokens, as where its bias "
-                    "is large and its values are not, or these are not the largest of linear outputs of one head",
-                )
+                raise OtherLabel(float(labels[odd][0]))
             votes = np.where(votes == 0, -1.0, votes)
         return np.where((votes == 0) & ties, -1.0, votes)
 

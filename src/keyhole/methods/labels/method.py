@@ -51,7 +51,7 @@ LONGEST = 2.0**10
 # Dense tokens whose labels are looked at besides those of unit tokens: of any norm, and of a bounded one.
 LOOKS, BOUNDED_LOOKS = 6, 8
 # The same where a class turned out to be of few tokens.
-MANY_LOOKS = 200
+MANY_LOOKS = 1000
 TIES = {-1.0, 0.0, 1.0}
 # What is added to every unit token where there are classes, over its norm.
 MIXED = 2.0**-6
@@ -93,10 +93,12 @@ def labels(
     dense = _directions(rng, LOOKS if free else BOUNDED_LOOKS, places, width)
     try:
         kind, value, score = yield from ask(comparer, accuracy, classes, dense, rng)
-    except OtherLabel:
+    except OtherLabel as error:
         comparer.ties = True
         dense = np.vstack([dense, _directions(rng, MANY_LOOKS, None, width)])
         kind, value, score = yield from ask(comparer, accuracy, classes, dense, rng)
+        if error.label not in kind:  # which no single token that was looked at is answered with
+            raise
     return _estimate(signature, kind, rate, value, score, target_error)
 
 
