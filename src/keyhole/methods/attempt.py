@@ -19,7 +19,7 @@ from keyhole.methods.certificate import LEAST, Judgement, certify, heldout_count
 from keyhole.methods.heldout import CLASSES_FROM
 from keyhole.methods.noise_estimation.measure import NoiseEstimate, coarseness, measure_noise
 from keyhole.methods.noise_estimation.precision import ask_precision
-from keyhole.noise import Noise
+from keyhole.noise import DIGITS, Noise
 from keyhole.numerics.domain import Sampler
 from keyhole.queries import Measurements, Plan, Signature
 from keyhole.recovery import Certificate, Outcome
@@ -198,6 +198,15 @@ def behind_noise(message: str, noise: Noise) -> str:
     )
 
 
+def half_precision(signature: Signature) -> Noise | None:
+    """The rounding of answers with fewer digits than float32, declared, found or of the oracle's dtype; or None."""
+    noise, digits = signature.noise, 1 - round(math.log2(signature.space.eps))
+    if noise.kind == "dtype" and noise.hides_families:
+        return noise
+    fitting = [name for name in sorted(DIGITS, key=lambda name: DIGITS[name]) if digits <= DIGITS[name]]
+    return Noise.dtype(fitting[0]) if fitting and fitting[0] != "float32" else None
+
+
 def with_number(steps: Steps[Attempt], number: int) -> Steps[Attempt]:
     """Run an attempt whose plans carry its number."""
     ended = yield from adapt(steps, outgoing=lambda plan: replace(plan, attempt=number))
@@ -235,9 +244,13 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
     except ENDS as error:
         outcome, message, cause = ending(error), str(error), error
     noise = task.signature.noise
-    half = noise.kind == "dtype" and noise.hides_families  # all arithmetic may have had as few digits as the answers
-    if outcome is Outcome.WRONG_FAMILY and (half or not method.takes(noise)):
-        outcome, message = Outcome.TOO_NOISY, behind_noise(message, task.signature.noise)
+    half = half_precision(task.signature)  # all arithmetic may have had as few digits as the answers
+    if outcome is Outcome.WRONG_FAMILY and (half is not None or not method.takes(noise)):
+        outcome, message = Outcome.TOO_NOISY, behind_noise(message, half or noise)
+    elif outcome is Outcome.TOO_NOISY and half is not None:
+        message += (
+            f"; answers have the precision of {half.name}: ask the layer in float32, which is read, or in float64"
+        )
     if estimate is None:
         return Attempt(method.name, outcome, message, getattr(cause, "partial", None), details=details, cause=cause)
     details |= estimate.details

@@ -27,6 +27,7 @@ from keyhole.methods.attempt import (
     attempt_twice,
     behind_noise,
     ending,
+    half_precision,
     noise_assumption,
     noise_details,
     with_answers_of,
@@ -330,10 +331,12 @@ class _Auto:
             ended = yield from self._attempt(method, {})
             if ended.certified and ended.details.get("neurons") != 0:  # a net without neurons explains no bend
                 return self._result(ended)
-        words = f"; {diagnosis.in_words()}" if diagnosis is not None else ""
+        # Of answers with fewer digits than float32 a diagnosis takes rounding for what a family does.
+        told = diagnosis if half_precision(self.task.signature) is None else None
+        words = f"; {told.in_words()}" if told is not None else ""
         if last is None or last is first:
             ended = first or Attempt(NAME, Outcome.WRONG_FAMILY, NOTHING_FITS)
-            words += f", {diagnosis.consequence}" if diagnosis is not None else ""
+            words += f", {told.consequence}" if told is not None else ""
             return self._result(replace(ended, message=ended.message + words))
         if diagnosis is None and first is not None:
             return self._result(replace(first, number=last.number))

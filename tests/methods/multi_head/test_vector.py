@@ -454,3 +454,18 @@ def test_near_heads_behind_rounding_are_not_one(seed):
     assert not result.certified or len(result.params.heads) == 2, result.message
     apart = near(1.0, np.random.default_rng([seed, 24]))
     assert honest(rounded(apart), apart)
+
+
+@pytest.mark.parametrize("width", [32, 64])
+def test_answers_of_bfloat16_are_admitted_with_what_was_reached(width):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    module = torch.nn.MultiheadAttention(width, 4, batch_first=True).eval().to(torch.bfloat16)
+    result = kh.recover(kh.TorchOracle(module), throw=False)
+    assert result.outcome is Outcome.TOO_NOISY, result.message
+    assert "bfloat16" in result.message
+    if result.params is not None:
+        assert "the sum of all heads' values" in result.message
+        whole = (module.out_proj.weight @ module.in_proj_weight[2 * width :]).float().detach().numpy().T
+        found = sum(np.asarray(head.value) for head in result.params.heads)
+        assert np.linalg.norm(found - whole) < 0.2 * np.linalg.norm(whole)

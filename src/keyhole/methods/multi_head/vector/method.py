@@ -51,10 +51,13 @@ def ask_vector_heads(signature: Signature, rng: np.random.Generator, value: Valu
     """
     queries = VectorQueries(signature, value, rng)
     yield from queries.ask_probes()
-    start = yield from ask_first_token(queries)
     refines = queries.coarse and queries.work.on_cpu
-    values = yield from ask_values(queries, start, rough=refines)
-    scores = yield from _ask_scores(queries, start, values)
+    try:
+        start = yield from ask_first_token(queries)
+        values = yield from ask_values(queries, start, rough=refines)
+        scores = yield from _ask_scores(queries, start, values)
+    except Unrecoverable as error:
+        raise _with_sum(error, value, queries) from error
     if refines and start.heads > 1:
         refined = yield from ask_refined(queries, value.bias, values, scores)
         if refined is None and values.rough:
@@ -74,6 +77,22 @@ def ask_vector_heads(signature: Signature, rng: np.random.Generator, value: Valu
     if not queries.coarse:
         return found
     return (yield from ask_standard_errors(queries, found))
+
+
+def _with_sum(error: Unrecoverable, value: Value, queries: VectorQueries) -> Unrecoverable:
+    """The error with what was reached before answers were too coarse: the sum of all values, and the output bias."""
+    if error.outcome is not Outcome.TOO_NOISY or error.partial is not None:
+        return error
+    linear = floats(value.vector)
+    off = float(np.linalg.norm(floats(value.radius) + 0 * linear) / max(float(np.linalg.norm(linear)), 1e-300))
+    if not off < 1:
+        return error
+    reached = f"known are the output bias and, to {off:.1g} of it, the sum of all heads' values"
+    found = Unrecoverable(error.outcome, f"{error}; {reached}")
+    space = queries.signature.space
+    silent = space.zeros(queries.width, queries.width)
+    found.partial = MultiHead([SingleHead(silent, value.vector)], value.bias if value.has_bias else None)
+    return found
 
 
 def _ask_scores(queries: VectorQueries, start: FirstToken, values: VectorValues) -> Steps[Scores]:
