@@ -37,14 +37,7 @@ def recover_all_layers(
 ) -> bool:
     """Recover them, say how each ended as soon as it has, and keep one file; whether all were certified."""
     path, given = split(settings.target.removeprefix(PREFIX), TRANSFORMERS_EXAMPLE, TRANSFORMERS_KEYS)
-    if given.pop("layer") != "all" or given.pop("part", "attention") != "attention":
-        raise UsageError("all layers are recovered as their attention alone: leave part out")
-    if {"max_length", "batch_limit"} & given.keys():
-        raise UsageError("max_length and batch_limit are for one layer: leave them out")
-    if settings.domain is not None:
-        raise UsageError("--domain is for one layer, whose inputs it holds: name one, #layer=0")
-    if settings.concurrency is not None:
-        raise UsageError("--concurrency is for boxes behind a server: --workers share the layers of a model")
+    _check_all_layers(settings, given)
     if settings.max_norm is not None:
         given["max_norm"] = settings.max_norm
     distances: dict[str, float | None] = {}
@@ -93,6 +86,18 @@ def recover_all_layers(
         for note in notes:
             typer.echo(note)
     return found.certified
+
+
+def _check_all_layers(settings: Settings, given: dict[str, Any]) -> None:
+    """Refuse what is for one layer; the keys that say which layers are taken out of `given`."""
+    if given.pop("layer") != "all" or given.pop("part", "attention") != "attention":
+        raise UsageError("all layers are recovered as their attention alone: leave part out")
+    if {"max_length", "batch_limit"} & given.keys():
+        raise UsageError("max_length and batch_limit are for one layer: leave them out")
+    if settings.domain is not None:
+        raise UsageError("--domain is for one layer, whose inputs it holds: name one, #layer=0")
+    if settings.concurrency is not None:
+        raise UsageError("--concurrency is for boxes behind a server: --workers share the layers of a model")
 
 
 def _distance(result: Recovery, place: Place) -> float | None:

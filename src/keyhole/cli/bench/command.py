@@ -121,10 +121,7 @@ def bench(
         with _measuring(Workers(workers, dask), False if quiet or as_json else None) as measure_all:
             _measure(found, measure_all, common, list(targets or USUAL), seeds, whole=whole, quick=quick)
         if gpu:
-            torch, found.machine["gpu"] = open_gpu()
-            for width, rank in cases(quick=quick):
-                found.wanted += 1
-                found.costs.append(measure_gpu(torch, width, rank, seeds))
+            _measure_gpu(found, seeds, quick=quick)
     except KeyboardInterrupt:
         complain(f"interrupted after {len(found.costs)} of {found.wanted} boxes")
         if not found.costs:
@@ -136,6 +133,13 @@ def bench(
     elif not quiet:
         _show(found)
     return found.code
+
+
+def _measure_gpu(found: Benchmark, seeds: range, *, quick: bool) -> None:
+    torch, found.machine["gpu"] = open_gpu()
+    for width, rank in cases(quick=quick):
+        found.wanted += 1
+        found.costs.append(measure_gpu(torch, width, rank, seeds))
 
 
 MeasureAll = Callable[[list[Settings]], Iterator[Measured]]
