@@ -85,7 +85,7 @@ def by_dask(*, killed: bool) -> Row:
     from distributed import LocalCluster
 
     oracle, alone, expected = by_one()
-    options: dict[str, Any] = {"threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
+    options: dict[str, Any] = {"threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
     with LocalCluster(n_workers=WORKERS, **options) as cluster, tempfile.TemporaryDirectory() as folder:
         book = Path(folder) / "book.db"
         kh.recover(open_target("demo:single-head?width=8").oracle, dask=cluster.scheduler_address)  # imports
