@@ -65,7 +65,14 @@ def ask_vector_heads(signature: Signature, rng: np.random.Generator, value: Valu
             scores = yield from _ask_scores(queries, start, values)
             refined = yield from ask_refined(queries, value.bias, values, scores)
         values, scores = refined or (values, scores)
-    found = estimate_heads(queries, value, start, values, scores)
+    try:
+        found = estimate_heads(queries, value, start, values, scores)
+    except Unrecoverable:
+        if refines or queries.thorough or queries.everywhere:
+            raise
+        queries.thorough = True  # then no low rank leaves anything out
+        scores = yield from ask_scores(queries, start, values)
+        found = estimate_heads(queries, value, start, values, scores)
     apart = yield from ask_distances(queries, found.params, found.radius)
     if not queries.coarse and signature.max_norm is not None:
         return found  # heads that no token of the ball tells from one are one there

@@ -102,8 +102,8 @@ def ask_bounded_values(queries: VectorQueries) -> Steps[KnownValues]:
     Beside a last token g the answer to tokens x + g is Σ_h Σ_x weight_h(x)·x·V_h, for weights add up to one. The first
     two tokens are told by `solve_planes`, all others beside the second of them by `solve_beside`, and answers to
     nothing else then tell values in full. Tokens that move the sum of all masses take H − 1 directions, or as many as
-    outputs leave room for: 3·H numbers an answer at least. About H·(H + 9) queries, and 3·H + 2 for each token whose
-    values are asked for.
+    outputs leave room for: 3·H numbers an answer at least. About H·(H + 10) + 30 queries, and 4·H + 4 for each token
+    whose values are asked for.
     """
     reader = _Reader(queries)
     yield from reader.ask_heads()
