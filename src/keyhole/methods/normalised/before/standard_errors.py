@@ -13,15 +13,18 @@ import numpy as np
 
 from keyhole.arrays import ROUNDING_DEVIATIONS, floats
 from keyhole.families import F
-from keyhole.methods.base import Estimate, Steps
+from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.certificate import coarseness_of
 from keyhole.methods.heldout import draw_heldout, prediction_radii
 from keyhole.queries import Measurements, Signature
+from keyhole.recovery import Outcome
 
 # Sequences that tell, drawn as those of the certificate are.
 HELD_OUT = 24
 # Radii are fine enough as they are where a certificate would be this part of what it must be.
 FINE = 0.1
+# Exact answers are predicted to this part of them, or what was read is not certified.
+MOST_OFF = 5e-7
 # Standard errors are taken for so many times what these sequences show at most.
 MARGIN = 2.0
 # What norms before heads and sums of heads have themselves.
@@ -34,18 +37,26 @@ def with_standard_errors(estimate: Estimate[F], signature: Signature, rng: np.ra
     if estimate.standard_error is not None or params.without_attention() is None:
         return estimate
     asked = draw_heldout(estimate, signature, rng, HELD_OUT)
-    if coarseness_of(estimate, signature, asked) <= FINE:
+    near = float(np.max(asked.known)) <= MOST_OFF * float(np.max(np.abs(asked.predictions)))
+    if near and coarseness_of(estimate, signature, asked) <= FINE:
         return estimate
     exact = estimate.radius.with_arrays({name: each * _is_around(name) for name, each in own.items()})
     alone = {name: each * (not _is_around(name)) / ROUNDING_DEVIATIONS for name, each in own.items()}
     answers: list[Measurements] = yield [replace(plan, stage="bar") for plan in asked.plans]
-    times = 0.0
+    times, most = 0.0, 0.0
     for plan, answer in zip(asked.plans, answers, strict=True):
         tokens = plan.tokens(0, plan.count, signature.space, signature.width)
         rest = np.abs(floats(answer.values) - floats(params(tokens)))
+        most = max(most, float(np.max(rest)) / float(np.max(np.abs(floats(answer.values)))))
         rest = np.maximum(rest - prediction_radii(params, exact, tokens, signature), 0.0)
         bar = floats(params.deviation(estimate.radius.with_arrays(alone), tokens))
         times = max(times, float(np.max(rest[bar > 0] / bar[bar > 0], initial=0.0)))
+    if most > MOST_OFF:
+        raise Unrecoverable(
+            Outcome.TOO_NOISY,
+            f"heads behind a norm predict answers to {most:.1g} of them, which must be {MOST_OFF:.1g}: they are "
+            "too near to each other for the precision of the answers",
+        )
     scaled = {name: each * (1.0 if _is_around(name) else MARGIN * times) for name, each in own.items()}
     errors = {name: each / ROUNDING_DEVIATIONS for name, each in scaled.items()}
     return replace(estimate, standard_error=estimate.radius.with_arrays(errors))
