@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, overload
 
 import numpy as np
 
@@ -220,6 +220,25 @@ class Term:
 Position = Sequence[Term]
 
 
+class PositionsOf(Sequence[Position]):
+    """The positions of sequences that are at hand, one term each."""
+
+    def __init__(self, tokens: Array) -> None:  # (count, length, width)
+        self.tokens = tokens
+
+    def __len__(self) -> int:
+        return int(self.tokens.shape[1])
+
+    @overload
+    def __getitem__(self, place: int) -> Position: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Position]: ...
+    def __getitem__(self, place: int | slice) -> Position | Sequence[Position]:
+        if isinstance(place, slice):
+            return PositionsOf(self.tokens[:, place, :])
+        return [Term(TokenRows(self.tokens[:, range(len(self))[place], :]))]
+
+
 @dataclass(frozen=True, eq=False)
 class Sketch:
     """What a method knows before its end, for people who watch. Nothing is concluded from it."""
@@ -300,9 +319,10 @@ class Plan:
         if self.through is not None:
             inner = replace(self, through=None).tokens(start, stop, space, self.through.width)
             return self.through(inner)
-        if room is None and self._is_plain:  # by one kernel
-            return space.xp.stack([position[0].vectors(start, stop, space) for position in self.positions], axis=1)
         made = space.xp.empty(shape, dtype=space.dtype, device=space.device) if room is None else room.reshape(shape)
+        if isinstance(self.positions, PositionsOf):  # in memory that the oracle may write to
+            made[...] = self.positions.tokens[start:stop, :, :]
+            return made
         if self._is_table:
             table, index = self._table
             gather_into(made.reshape(-1, width), table, index[start:stop, :].reshape(-1))
@@ -321,13 +341,6 @@ class Plan:
         """Terms that several positions have: the last token, where others are told by what they add to it."""
         terms = [term for position in self.positions for term in position]
         return {term for term, count in Counter(terms).items() if count > 1}
-
-    @property
-    def _is_plain(self) -> bool:
-        """Whether every token is a row of its own as it is."""
-        terms = [each[0] for each in self.positions if len(each) == 1 and each[0].index is None]
-        plain = [each for each in terms if isinstance(each.scale, float) and each.scale == 1.0]
-        return len(plain) == self.length > 0
 
     @cached_property
     def _is_table(self) -> bool:
@@ -370,8 +383,7 @@ def _used_rows(term: Term) -> Term:
 
 def sequences(stage: str, tokens: Array) -> Plan:  # (count, length, width)
     """A plan that asks exactly these sequences."""
-    positions = [[Term(TokenRows(tokens[:, place, :]))] for place in range(tokens.shape[1])]
-    return Plan(stage, tokens.shape[0], positions)
+    return Plan(stage, tokens.shape[0], PositionsOf(tokens))
 
 
 @dataclass(frozen=True, eq=False)

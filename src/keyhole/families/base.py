@@ -225,6 +225,13 @@ class Family(Protocol):
         """The points moved onto a kink each; as they are where the map has none that is known."""
         return x
 
+    def padded(self, absent: Array) -> Self | None:  # noqa: ARG002 - (batch, length)
+        """The map of a batch without the tokens where `absent`, elsewhere zero, is −inf; none of them is a last token.
+
+        They equal others of their sequence. None where more than the tokens count: how many, or where they are.
+        """
+        return None
+
     def as_single_tokens(self, tokens: Array) -> Array | None:  # noqa: ARG002 - (batch, length, width)
         """The tokens (batch, width) that alone are answered as these sequences; None where the map knows of none."""
         return None

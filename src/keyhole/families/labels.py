@@ -106,6 +106,11 @@ class Labels(Family):
         wide = xp.full_like(margins, float(self.span))
         return xp.where(margins > 0, xp.zeros_like(margins), wide)  # nan is unsure too
 
+    def padded(self, absent: Array) -> Labels | None:  # (batch, length)
+        """The labels of attention with no weight on what pads sequences; None where it counts tokens or places."""
+        attention = self.attention.padded(absent)
+        return None if attention is None else Labels(attention, self.labels)
+
     def error_bar(self, radius: Labels, tokens: Array, rounding: float) -> Array:  # -> (batch,)
         """0 where the attention is farther from the boundary than its radius, else how far labels can be apart."""
         moves = self.attention.error_bar(radius.attention, tokens, rounding)  # type: ignore[arg-type]

@@ -104,6 +104,11 @@ class MultiHead(Family):
         """A copy in which all tokens weigh the same."""
         return MultiHead([head.without_attention() for head in self.heads], self.output_bias)
 
+    def padded(self, absent: Array) -> MultiHead | None:  # (batch, length)
+        """The heads with no weight on what pads sequences; None where one of them counts tokens or places."""
+        heads = [padded for head in self.heads if (padded := head.padded(absent)) is not None]
+        return MultiHead(heads, self.output_bias) if len(heads) == len(self.heads) else None
+
     def loudest(self) -> Array:  # (width,)
         """The unit token of the largest values."""
         xp = namespace(self.heads[0].value)

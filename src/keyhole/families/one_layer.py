@@ -203,6 +203,11 @@ class OneLayer(Family):
         xp = namespace(like)
         return self(xp.zeros((1, 1, self.width), dtype=like.dtype, device=like.device))[0]
 
+    def padded(self, absent: Array) -> OneLayer | None:  # (batch, length)
+        """The layer whose attention has no weight on what pads sequences; None where it counts tokens or places."""
+        attention = self.attention.padded(absent)
+        return None if attention is None else OneLayer(attention, self.ffn, self.residual)
+
     def as_single_tokens(self, tokens: Array) -> Array | None:  # (batch, length, width) -> (batch, width)
         """What the only head mixes of their tokens; None beside a residual, or of several heads."""
         return None if self.residual else self.attention.as_single_tokens(tokens)

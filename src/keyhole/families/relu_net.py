@@ -75,6 +75,10 @@ class ReluNet(Family):
         """Answer a batch of sequences, which depends on their last tokens only."""
         return self.on_vectors(tokens[:, -1, :])
 
+    def padded(self, absent: Array) -> ReluNet:  # noqa: ARG002 - (batch, length)
+        """The net: it sees last tokens only."""
+        return self
+
     def on_vectors(self, x: Array) -> Array:  # (n, width) -> (n,) or (n, outputs)
         """Answer single tokens."""
         net = self.like(x)

@@ -86,6 +86,11 @@ class Residual(Family):
         """A copy in which all tokens weigh the same."""
         return Residual(self.attention.without_attention())
 
+    def padded(self, absent: Array) -> Residual | None:  # (batch, length)
+        """The layer whose attention has no weight on what pads sequences; None where it counts tokens or places."""
+        attention = self.attention.padded(absent)
+        return None if attention is None else Residual(attention)
+
     def loudest(self) -> Array:  # (width,)
         """The unit token of the largest values."""
         return self.attention.loudest()

@@ -68,6 +68,12 @@ class SingleHead(Head):
         parts = SOFTMAX if self.attention.link.is_power else self.attention  # powers of zero are no weights
         return SingleHead(0 * self.score, self.value, None, self.output_bias, parts)
 
+    def padded(self, absent: Array) -> SingleHead | None:  # (batch, length)
+        """The head with no weight on what pads sequences; None with other parts than those of a softmax."""
+        if not self.attention.is_softmax:
+            return None
+        return replace(self.like(absent), attention=replace(SOFTMAX, absent=absent))
+
     def as_single_tokens(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch, width)
         """What the head mixes of its tokens."""
         eye = namespace(tokens).eye(self.width, dtype=tokens.dtype, device=tokens.device)

@@ -14,6 +14,7 @@ from keyhole.arrays import FLOAT32, Array, Booleans, Floats, floats, to_numpy
 from keyhole.errors import BudgetExhausted
 from keyhole.families import F, F_co, Family
 from keyhole.methods.base import Estimate, Steps
+from keyhole.methods.batches import Batch, in_batches
 from keyhole.methods.heldout import HeldOut, draw_heldout, prediction_radii
 from keyhole.noise import GAUSSIAN_DEVIATIONS
 from keyhole.numerics.domain import LONGEST, Sampler, class_label, length_class
@@ -401,13 +402,25 @@ def _constant(params: Family, plans: list[Plan]) -> Floats | float:
 
 def _attention(params: Family, signature: Signature, plans: list[Plan], fine: Booleans) -> float:
     """What attention contributes to the answers: radii as large as that say nothing of the score matrix."""
-    without = params.without_attention()
-    if without is None:
-        return float("inf")
-    tokens = [plan.tokens(0, plan.count, signature.space, signature.width) for plan in plans]
-    # In the same batches, so that rounding is the same: what has no attention makes no difference at all.
-    moved = _concatenate([params(each) - without(each) for each in tokens])
-    return float(np.sqrt(np.mean(moved[fine] ** 2)))
+    moved = np.empty((sum(plan.count for plan in plans), params.outputs or 1))
+    for batch in _batches(params, signature, plans):
+        without = batch.params.without_attention()
+        if without is None:
+            return float("inf")
+        # In the same batches, so that rounding is the same: what has no attention makes no difference at all.
+        difference = batch.params(batch.tokens) - without(batch.tokens)
+        moved[batch.places] = floats(difference).reshape(len(batch.places), -1)
+    return float(np.sqrt(np.mean(np.ravel(moved)[fine] ** 2)))
+
+
+def _batches(params: F, signature: Signature, plans: list[Plan]) -> Iterator[Batch[F]]:
+    """The sequences of plans."""
+    first = np.cumsum([0] + [plan.count for plan in plans])
+    groups = (
+        (np.arange(begin, begin + plan.count), plan.tokens(0, plan.count, signature.space, signature.width))
+        for begin, plan in zip(first, plans, strict=False)
+    )
+    return in_batches(params, groups)
 
 
 def _concatenate(arrays: list[Array]) -> Floats:

@@ -24,6 +24,7 @@ from keyhole.arrays import (
 )
 from keyhole.families import F, Family
 from keyhole.methods.base import Estimate
+from keyhole.methods.batches import in_batches
 from keyhole.numerics.domain import (
     LENGTH_CLASSES,
     LONGEST,
@@ -368,38 +369,37 @@ class _Evidence:
         evidence: dict[str, Floats] = {}
         informative = np.zeros(len(queries), bool)
         predictions, known = ([np.empty(0)] * len(queries) for _ in range(2))
-        for where, tokens in by_length(queries, self.signature):
-            answers, errors = self._predict(tokens)
+        for where, tokens, lengths, params in in_batches(self.estimate.params, by_length(queries, self.signature)):
+            answers, errors = self._predict(params, tokens)
             for place, n in enumerate(where):
                 predictions[n], known[n] = np.ravel(answers[place]), np.ravel(errors[place])
-            about = self._ratios(tokens, answers, errors)
+            about = self._ratios(params, tokens, answers, errors)
             for label, ratios in about.items():
                 evidence.setdefault(label, np.zeros(len(queries)))[where] = np.minimum(ratios, 1.0) ** 2
             # What is said of attention rests on queries whose scores matter.
             of_scores = [ratios for label, ratios in about.items() if label.startswith(OF_LOGITS)]
-            counted = of_scores if tokens.shape[1] > 1 and of_scores else list(about.values())
+            counted = of_scores if lengths[0] > 1 and of_scores else list(about.values())
             least = 1.0 if self.exact else 1.0 / MOVES_NOISY
             informative[where] = np.max(counted, axis=0, initial=0.0) >= least if counted else True
         return _Table(evidence, informative, predictions, known)
 
-    def _predict(self, tokens: Array) -> tuple[Floats, Floats]:  # as answers
+    def _predict(self, params: Family, tokens: Array) -> tuple[Floats, Floats]:  # as answers
         """Predictions, and what they are off by: radii, or standard errors where errors are normal."""
-        estimate = self.estimate
-        params, errors = estimate.params, estimate.standard_error
+        estimate, errors = self.estimate, self.estimate.standard_error
         answers = floats(params(tokens))
         if errors is None:
             return answers, prediction_radii(params, estimate.radius, tokens, self.signature)
         radii_of = prediction_radii if self.normal else independent_radii
         return answers, radii_of(params, errors, tokens, self.signature)
 
-    def _ratios(self, tokens: Array, predictions: Floats, known: Floats) -> dict[str, Floats]:
+    def _ratios(self, params: Family, tokens: Array, predictions: Floats, known: Floats) -> dict[str, Floats]:
         noise = self.signature.noise
         radii = known + noise.radius + noise.smallest + noise.relative * np.abs(predictions)
         if self.normal:
             radii = np.hypot(known, noise.scale)
         moves = MOVES if self.exact else MOVES_NOISY
         found = {}
-        for label, effect in self.estimate.params.effects(self.change, tokens):
+        for label, effect in params.effects(self.change, tokens):
             with np.errstate(all="ignore"):
                 ratios = floats(effect) / (moves * radii)
             ratios = np.where(np.isfinite(radii) & ~np.isnan(ratios), ratios, 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import reduce
 from typing import Any
 
@@ -31,6 +31,7 @@ class Attention:
     normaliser: Normaliser = _NORMALISER
     position_bias: PositionBias = _POSITION_BIAS
     length_law: Link = _LENGTH_LAW
+    absent: Array | None = field(default=None, compare=False)  # (batch, length) added to energies: −inf beside zeros
 
     def __post_init__(self) -> None:
         if self.link.is_power and not self.normaliser.takes_powers:
@@ -92,7 +93,10 @@ class Attention:
 
     def energies(self, logits: Array) -> Array:
         """The energies of tokens."""
-        return self.position_bias(self.link(self.length_law(logits)))
+        energies = self.position_bias(self.link(self.length_law(logits)))
+        if self.absent is None:
+            return energies
+        return energies + (self.absent if energies.ndim == 2 else self.absent[:, None, :])
 
     def weights(self, logits: Array) -> Array:
         """The weights of tokens, along the last axis."""
@@ -209,7 +213,7 @@ class Attention:
 
 
 SOFTMAX = Attention()
-KINDS = tuple(each.name for each in fields(Attention))
+KINDS = tuple(each.name for each in fields(Attention) if each.compare)
 _OWN: dict[str, tuple[type[Part], ...]] = {
     "link": (Exp, Softcap, Sigmoid, Linear, Squared, Relu, Tabulated),
     "normaliser": (Sum, Sink, PlusOne, Count, NoNormaliser, Sparsemax, Entmax, TopK),
