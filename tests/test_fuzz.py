@@ -85,6 +85,8 @@ def test_other_boxes_are_found_out(name: str, fresh_seed: int) -> None:
         ("careless: dropout", 130005),  # responses at last tokens of zero only
         ("other attention, one head: acts at some lengths only", 91008),
         ("other attention, heads: temperature at one length", 91003),
+        ("other attention, net behind: drops the first token", 130007),  # a net that is flat nearly everywhere
+        ("other attention, net behind: logits over log n", 130003),
     ],
 )
 def test_boxes_that_were_not(name: str, seed: int) -> None:

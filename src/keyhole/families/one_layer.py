@@ -30,6 +30,8 @@ FAR_OUT = 16.0
 SURE_RANK = 1e-6
 # Slopes are taken over this part of the length of the argument.
 SLOPE_STEP = 2.0**-16
+# What logits are linear in.
+LOGIT_ARRAYS = ("score", "score_bias")
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +153,14 @@ class OneLayer(Family):
         """A copy in which all tokens weigh the same."""
         return OneLayer(self.attention.without_attention(), self.ffn, self.residual)
 
+    def _softer(self) -> OneLayer | None:
+        """A copy with logits half as large; None where they are zero, or not those of a score matrix."""
+        arrays = self.attention.arrays()
+        halved = {name: 0.5 * array for name, array in arrays.items() if name.rpartition(".")[2] in LOGIT_ARRAYS}
+        if not any(bool(namespace(array).any(array != 0)) for array in halved.values()):
+            return None
+        return OneLayer(self.attention.with_arrays({**arrays, **halved}), self.ffn, self.residual)
+
     def beside_attention(self) -> ReluNet:
         """The net as a function of the last token and of the mixture that each head makes, one behind the other.
 
@@ -251,9 +261,12 @@ class OneLayer(Family):
 
     def effects(self, change: OneLayer, tokens: Array) -> Iterator[tuple[str, Array]]:
         """How far a change of each part of the head, passed through the net, and of the net moves the answers."""
-        entering = self._into_ffn(tokens)
+        xp, entering, softer = namespace(tokens), self._into_ffn(tokens), self._softer()
+        surely = None if softer is None else xp.abs(softer(tokens) - self(tokens))
         for name, moved in self.attention.effects(change.attention, tokens):  # type: ignore[arg-type]
-            yield name, self.ffn.propagate_radius(entering, moved)
+            effect = self.ffn.propagate_radius(entering, moved)
+            # A change of the worst kind turns neurons on, and other tokens up, that no change of the logits' size does.
+            yield name, xp.minimum(effect, surely) if name.startswith("score") and surely is not None else effect
         yield from self.ffn.effects(change.ffn, entering[:, None, :])  # type: ignore[arg-type]
 
     def token_norm(self, size: float) -> float:

@@ -71,6 +71,13 @@ LOUD = ("ordinary", "mixed", "clusters")
 # Of labels one query in so many is a single token, as long as one may be and not moved onto a boundary: what a box adds
 # to its heads shows in these before tokens are averaged, and far from where heads change their label.
 SINGLE = 4  # as many are of heads that weigh k tokens at most, and have one more, two of them alike about the k-th
+# Behind a net those of "logits", and half of any norm, have tokens as far out as kinks are times one of these, and a
+# last token by which the logits of the others differ by so much: a net that is flat around zero hides attention at
+# short tokens, and at long ones logits are so large that one token has all the weight, whatever the rule. Of so many
+# such sequences the first is asked whose prediction attention moves by this part.
+SOFT_KINK_SIZES, SOFT_LOGITS = (0.3, 30.0), (0.3, 3.0)
+SOFT_TRIES, SOFT_MOVES = 8, 1e-3
+EQUAL_LOGITS = 1e-6  # they differ by this part or less where all tokens are the same
 # A token near a kink lies within this part of its norm of it.
 AROUND_KINK = 0.1
 
@@ -164,6 +171,8 @@ class _Source:
         self.longest = longest_predictable(estimate, signature, KNOWN_LOGIT if self.sure else SURELY_KNOWN_LOGIT)
         self.loudest = None if signature.noise.kind in UNBIASED else self.params.loudest()
         self.has_attention = self.params.without_attention() is not None
+        anatomy = self.params.anatomy
+        self.behind = anatomy.net if anatomy.behind and anatomy.heads and signature.alphabet is None else None
 
     def draw(self, count: int, norm_by: Iterable[Family] = (), wanted: Sequence[int] = ()) -> list[Query]:
         """Queries whose lengths, structures and norms are shuffled, each for itself; norms by some family's logits.
@@ -236,6 +245,9 @@ class _Source:
             tokens *= factor ** rng.uniform(-1.0, 1.0, (length, 1))
         else:
             scale = self._norm(norm, by)
+        soft = length > 1 and self.behind is not None and (norm == "logits" or (norm == "any" and rng.integers(2) > 0))
+        if soft:
+            tokens, scale = self._seen_behind(tokens), 1.0
         # Rounded, so that the last digits of an estimate do not make other queries of the same ones.
         tokens *= float(f"{scale:.2g}")
         if norm == "longest" and structure == "ordinary" and self.sure and self.has_attention:
@@ -245,7 +257,7 @@ class _Source:
             inside = 1.0 if norm == "normal" else 1.0 - 0.5 * rng.uniform() ** 2  # normal tokens end at the very rim
             limit = min(signature.norm_limit, signature.space.huge**0.25) * inside
             tokens = np.where(sizes > limit, tokens * (limit / sizes), tokens)
-        if structure == "ordinary" and norm != "normal" and rng.integers(2):
+        if structure == "ordinary" and norm != "normal" and not soft and rng.integers(2):
             last = self.params.onto_kinks(tokens[-1:], rng)
             beside = AROUND_KINK * rng.integers(2) * np.linalg.norm(last) / signature.width**0.5
             last = last + beside * rng.standard_normal(last.shape) if np.any(last != tokens[-1:]) else last
@@ -256,6 +268,39 @@ class _Source:
         if length == self.params.jumping_length and norm != "normal":
             tokens = self.params.onto_boundary(tokens, rng)
         return Query(tokens, norm, structure, norm == "logits" and structure in USUAL)
+
+    def _seen_behind(self, tokens: Floats) -> Floats:  # (length, width)
+        """Tokens as far out as the kinks of a net behind heads are, by which attention moves what the net answers."""
+        candidates = [self._chosen_softly(tokens) for _ in range(SOFT_TRIES)]
+        asked, even = self.signature.space.asarray(np.stack(candidates)), self.params.without_attention()
+        with np.errstate(all="ignore"):
+            answers = floats(self.params(asked)).reshape(SOFT_TRIES, -1)
+            moved = np.abs(answers - floats(even(asked)).reshape(SOFT_TRIES, -1)) if even is not None else answers
+            seen = np.any(moved > SOFT_MOVES * np.abs(answers), axis=1)
+        return candidates[int(np.argmax(seen))]
+
+    def _chosen_softly(self, tokens: Floats) -> Floats:  # (length, width)
+        """Tokens about as far out as kinks, or farther, and a last one by which a head chooses softly among them."""
+        rng, net, heads = self.rng, self.behind, self.params.anatomy.heads
+        assert net is not None
+        head = heads[int(rng.integers(len(heads)))]
+        score, value = floats(head.score), floats(head.value_columns)
+        gain = float(np.linalg.norm(value)) / self.signature.width**0.5
+        norm = net.token_norm(float(np.exp(rng.uniform(*np.log(SOFT_KINK_SIZES))))) / (gain or 1.0)
+        tokens = tokens * rng.choice([-1.0, 1.0]) * (float(f"{norm:.2g}") if 0 < norm < np.inf else 1.0)
+        bias = None if head.score_bias is None else floats(head.score_bias)
+        keys = score @ tokens[-1]
+        logits = tokens @ keys
+        spread, least = float(np.std(logits)), EQUAL_LOGITS * float(np.max(np.abs(logits)))
+        factor = float(np.exp(rng.uniform(*np.log(SOFT_LOGITS)))) / spread if spread > least else 1.0
+        if bias is None or not np.any(bias):
+            tokens[-1] *= float(f"{factor:.2g}")
+            return tokens
+        tokens[-1] = np.linalg.lstsq(score, factor * keys - bias, rcond=None)[0]
+        largest = float(np.max(np.abs(tokens[-1])))
+        step = 10.0 ** (np.floor(np.log10(largest)) - 3) if 0 < largest < np.inf else 1.0
+        tokens[-1] = step * np.round(tokens[-1] / step)
+        return tokens
 
     def _undecided(self, tokens: Floats) -> Floats:  # (length, width)
         """Tokens between which a head of the estimate does not choose however long they are: two near heads do."""

@@ -80,11 +80,11 @@ def robust(
 
 
 def _with_equal_errors(estimate: Estimate[SingleHead], signature: Signature) -> Estimate[SingleHead]:
-    """Radii of value and output bias that hold for saturated answers too: equal numbers, whose roundings agree."""
-    radius, half = estimate.radius, signature.noise.scale
-    wide = replace(radius, value=radius.value + half / signature.norm_limit)
+    """Radii of value and output bias that hold where errors agree: of equal numbers, or all rounded one way."""
+    radius, error = estimate.radius, signature.noise.radius
+    wide = replace(radius, value=radius.value + error / signature.norm_limit)
     if wide.output_bias is not None:
-        wide = replace(wide, output_bias=wide.output_bias + half)
+        wide = replace(wide, output_bias=wide.output_bias + error)
     return replace(estimate, radius=wide)
 
 
@@ -124,7 +124,8 @@ def _ask_cut(signature: Signature, rng: np.random.Generator, sequences: dict[str
         raise Unrecoverable(
             Outcome.TOO_NOISY, f"beside answers {signature.noise} nothing is read ({error}; {refused}): allow any norm"
         ) from error
-    return replace(estimate, standard_error=None)  # errors are not random
+    # Errors are not random: their mean goes into the output bias, however many answers that is the mean of.
+    return _with_equal_errors(replace(estimate, standard_error=None), signature)
 
 
 def _ask_quantised(
