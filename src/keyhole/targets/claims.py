@@ -140,12 +140,12 @@ def _of_transformers(rest: str) -> Claim:
 
 def _of_state(path: Path, given: Mapping[str, Any]) -> Claim:
     """The heads of an `nn.MultiheadAttention` whose weights a file holds; no code of the file runs."""
-    torch = extra("torch", "torch", "weights of a PyTorch module")
+    torch = extra("torch", "torch", "reading weights of a PyTorch module")
     if "heads" not in given:
         raise UsageError(f"weights do not say how many heads they are: {path}#heads=4")
     try:
         tensors = (
-            extra("safetensors.torch", "torch", "weights").load_file(path)
+            extra("safetensors.torch", "torch", "reading weights").load_file(path)
             if path.suffix == ".safetensors"
             else (torch.load(path, map_location="cpu", weights_only=True))
         )
