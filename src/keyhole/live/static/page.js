@@ -3,9 +3,11 @@
 
 const $ = (id) => document.getElementById(id);
 const KINDS = { certified: "good", running: "live", stopping: "live", stopped: "", new: "", done: "bad", failed: "bad", unreadable: "bad" };
+const MOST_COMPARED = 6;
+const FEW_PICTURES = 4;   // more of them are a grid, one of them large
 let source = null;        // the stream of events
 let selected = null;      // id of the run that is shown
-let comparing = null;     // [first, second] while two are compared
+let comparing = null;     // ids while some are compared
 let list = [];            // runs, as the server lists them
 let run = null;           // the run shown
 let drawn = { version: -1, pictures: [] };
@@ -92,7 +94,7 @@ function route() {
   const [, kind, rest] = /^#(run|compare)=(.*)$/.exec(location.hash) ?? [null, null, ""];
   const before = selected;
   comparing = null;
-  if (kind === "compare") comparing = decodeURIComponent(rest).split(",", 2);
+  if (kind === "compare") comparing = decodeURIComponent(rest).split(",").filter(Boolean);
   else if (kind === "run") selected = decodeURIComponent(rest);
   if (selected === null && list.length) selected = list[0].id;
   if (selected !== before || !source) { run = null; drawn = { version: -1, pictures: [] }; said = ""; connect(); }
@@ -297,19 +299,42 @@ function paint(canvas, rows, columns, cells) {
   });
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
-function pictureOf(picture) {
-  const [rows, columns] = picture.shape, canvas = make("canvas", { role: "img" }), ramp = make("canvas", { "aria-hidden": "true" });
-  const pooled = picture.cells[0] !== rows || picture.cells[1] !== columns;
+function canvasOf(picture, largest = picture.largest) {
+  const [rows, columns] = picture.shape, canvas = make("canvas", { role: "img" });
   canvas.setAttribute("aria-label", `${picture.name}, ${rows} by ${columns}, entries up to ${figure(picture.largest)} in size`);
-  paint(canvas, ...picture.cells, bytes(picture.data));
-  paint(ramp, 1, 255, Int8Array.from({ length: 255 }, (_, n) => n - 127));
-  return make("figure", {}, canvas,
-    make("figcaption", {}, `${picture.name}, ${rows} × ${columns}${pooled ? "; a square shows the largest of several entries" : ""}`,
-      make("div", { class: "scale" }, `−${figure(picture.largest)}`, ramp, `+${figure(picture.largest)}`)));
+  const part = largest > 0 ? picture.largest / largest : 1;
+  paint(canvas, ...picture.cells, bytes(picture.data).map((byte) => Math.round(byte * part)));
+  return canvas;
 }
+function scaleOf(largest) {
+  const ramp = make("canvas", { "aria-hidden": "true" });
+  paint(ramp, 1, 255, Int8Array.from({ length: 255 }, (_, n) => n - 127));
+  return make("div", { class: "scale" }, `−${figure(largest)}`, ramp, `+${figure(largest)}`);
+}
+function pictureOf(picture) {
+  const [rows, columns] = picture.shape, pooled = picture.cells[0] !== rows || picture.cells[1] !== columns;
+  return make("figure", {}, canvasOf(picture),
+    make("figcaption", {}, `${picture.name}, ${rows} × ${columns}${pooled ? "; a square shows the largest of several entries" : ""}`, scaleOf(picture.largest)));
+}
+function gridOf(all) {  // one colour scale for all, so that a quiet head looks quiet
+  const largest = Math.max(...all.map((picture) => picture.largest));
+  const choose = (picture, place) => {
+    const button = make("button", { type: "button", class: "small" }, canvasOf(picture, largest), make("small", {}, picture.name));
+    button.setAttribute("aria-pressed", String(place === large));
+    button.addEventListener("click", () => { large = place; showPictures(); $("pictures").querySelectorAll("button.small")[place].focus(); });
+    return button;
+  };
+  return [make("div", { class: "grid" }, ...all.map(choose)), scaleOf(largest)];
+}
+let large = 0;  // which picture of the grid is shown large
 function showPictures() {
-  $("pictures").replaceChildren(...drawn.pictures.map(pictureOf));
-  $("pictures").classList.toggle("alone", drawn.pictures.length === 1);
+  const all = drawn.pictures, many = all.length > FEW_PICTURES;
+  const again = document.activeElement?.matches("button.small");  // a new state must not lose the focus
+  if (large >= all.length) large = 0;
+  $("pictures").replaceChildren(...(many ? [...gridOf(all), pictureOf(all[large])] : all.map((each) => pictureOf(each))));
+  if (many && again) $("pictures").querySelectorAll("button.small")[large].focus();
+  $("pictures").classList.toggle("alone", all.length === 1);
+  $("pictures").classList.toggle("many", many);
   if (run && run.id === selected) showQuestions(run.progress, run.state === "running" || run.state === "stopping");
 }
 function showQuestions(now, active) {
@@ -351,26 +376,46 @@ function paintQuestions(now) {
 // --- comparing -----------------------------------------------------------------------------------------------------
 
 function fillChoices() {
-  ["first", "second"].forEach((name, place) => {
-    const choice = $(name), wanted = list.map((one) => one.id).join();
-    if (choice.dataset.ids !== wanted) {
-      choice.dataset.ids = wanted;
-      choice.replaceChildren(...list.map((one) => make("option", { value: one.id }, one.id)));
-    }
-    choice.value = comparing[place];
-  });
+  const key = list.map((one) => one.id).join();
+  if ($("choices").dataset.ids !== key) {
+    $("choices").dataset.ids = key;
+    $("choices").replaceChildren(...list.map((one) => {
+      const box = make("input", { type: "checkbox", value: one.id });
+      box.addEventListener("change", () => goTo(`#compare=${encodeURIComponent(chosen().join(","))}`));
+      return make("label", { class: "inline" }, box, one.id);
+    }));
+  }
+  for (const box of $("choices").querySelectorAll("input")) {
+    box.checked = comparing.includes(box.value);
+    box.disabled = !box.checked && comparing.length >= MOST_COMPARED;
+  }
+}
+const chosen = () => [...$("choices").querySelectorAll("input:checked")].map((box) => box.value);
+function showDistances(data) {
+  const many = data.runs.length > 2, apart = data.distances[0][1];
+  const note = data.notes.length ? `No distance: ${data.notes.join("; ")}.` : "";
+  if (many) say("apart", `Relative distances of what was found, up to what no query can tell apart. ${note}`);
+  else $("apart").replaceChildren(...(apart === null ? [note] :
+    ["What they found is ", make("strong", {}, figure(apart)), " apart: the relative distance, up to what no query can tell apart."]));
+  show($("distances"), many);
+  if (!many) { $("distances").replaceChildren(); return; }
+  const name = (one, scope) => make("th", { scope }, one.id);
+  $("distances").replaceChildren(make("table", { id: "apart-table" }, make("caption", { class: "hidden" }, "Relative distances of what was found"),
+    make("thead", {}, make("tr", {}, make("td"), ...data.runs.map((one) => name(one, "col")))),
+    make("tbody", {}, ...data.runs.map((one, row) => make("tr", {}, name(one, "row"),
+      ...data.distances[row].map((each, column) => make("td", {}, row === column ? "" : figure(each))))))));
 }
 let wanted = 0;
 async function showCompare() {
   fillChoices();
-  const mine = ++wanted, [first, second] = comparing;
-  const { ok, data } = await ask(`/api/compare?first=${encodeURIComponent(first)}&second=${encodeURIComponent(second ?? "")}`);
+  const mine = ++wanted;
+  const { ok, data } = await ask(`/api/compare?names=${encodeURIComponent(comparing.join(","))}`);
   if (mine !== wanted || !comparing) return;  // something else is wanted by now
   say("compare-error", ok ? "" : `${data.error}.`);
   show($("table"), ok);
-  if (!ok) { say("apart", ""); return; }
-  $("apart").replaceChildren(...(data.distance === null ? [`${data.note.charAt(0).toUpperCase()}${data.note.slice(1)}.`] :
-    ["What they found is ", make("strong", {}, figure(data.distance)), " apart: the relative distance, up to what no query can tell apart."]));
+  show($("sides"), ok);
+  if (!ok) { say("apart", ""); $("distances").replaceChildren(); return; }
+  showDistances(data);
   const result = (one) => one.ending?.result, rows = [
     ["Box", (one) => one.label],
     ["Outcome", (one) => (result(one) ? words(result(one).outcome) : one.state)],
@@ -384,12 +429,11 @@ async function showCompare() {
     ["Asked now, from the journal", (one) => `${whole(one.progress.new)}, ${whole(one.progress.journal)}`],
     ["Seconds", (one) => figure(result(one)?.seconds)],
   ];
-  say("name-first", data.runs[0].id);
-  say("name-second", data.runs[1].id);
+  $("names").replaceChildren(make("tr", {}, make("td"), ...data.runs.map((one) => make("th", { scope: "col" }, one.id))));
   $("rows").replaceChildren(...rows.map(([name, read]) => make("tr", {}, make("th", { scope: "row" }, name), ...data.runs.map((one) => make("td", {}, read(one))))));
-  ["pictures-first", "pictures-second"].forEach((name, place) => {
-    $(name).replaceChildren(...(data.pictures[place].length ? data.pictures[place].map(pictureOf) : [make("p", { class: "faint" }, "Nothing so far.")]));
-  });
+  $("sides").replaceChildren(...data.runs.map((one, place) => make("div", { class: "pictures" },
+    ...(data.runs.length > 2 ? [make("h4", {}, one.id)] : []),
+    ...(data.pictures[place].length ? data.pictures[place].map((each) => pictureOf(each)) : [make("p", { class: "faint" }, "Nothing so far.")]))));
 }
 
 // --- the form ------------------------------------------------------------------------------------------------------
@@ -431,7 +475,6 @@ async function begin() {
   $("stop").addEventListener("click", () => { if (run.state === "running") act("stop", {}); });
   $("resume").addEventListener("click", () => act("resume", run.least_budget === null ? {} : { budget: $("new-budget").value }));
   $("to-compare").addEventListener("click", () => goTo(`#compare=${encodeURIComponent(list.slice(0, 2).map((one) => one.id).join(","))}`));
-  for (const name of ["first", "second"]) $(name).addEventListener("change", () => goTo(`#compare=${encodeURIComponent(`${$("first").value},${$("second").value}`)}`));
   $("leave-compare").addEventListener("click", () => goTo(selected ? `#run=${encodeURIComponent(selected)}` : "#"));
   addEventListener("hashchange", route);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { showPictures(); if (comparing) showCompare(); });
