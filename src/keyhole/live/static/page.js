@@ -41,7 +41,20 @@ function figure(number, digits = 2) {
   if (number === null || number === undefined || Number.isNaN(number)) return "–";
   if (number === 0) return "0";
   const size = Math.abs(number);
-  return size >= 1e-3 && size < 1e5 ? String(Number(number.toPrecision(digits))) : number.toExponential(digits - 1);
+  if (size >= 1e-3 && size < 1e5) return String(Number(number.toPrecision(digits))).replace("-", "−");
+  const [front, exponent] = number.toExponential(digits - 1).split("e");
+  return `${front.replace("-", "−")} × ${powerOfTen(Number(exponent))}`;
+}
+function powerOfTen(exponent) { return `10${[...String(exponent)].map((mark) => (mark === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[mark])).join("")}`; }
+function middle(numbers) {
+  const sorted = [...numbers].sort((one, other) => one - other), at = Math.floor(sorted.length / 2);
+  return sorted.length % 2 ? sorted[at] : (sorted[at - 1] + sorted[at]) / 2;
+}
+function typicalError(ending) {  // of fresh answers, over their size: `typical_error` of keyhole.recovery
+  const told = ending?.heldout;
+  if (!told?.answers.length || ending.result.worst_error === null) return null;
+  const sizes = told.answers.map(Math.abs), usual = middle(sizes);
+  return middle(told.answers.map((answer, n) => (answer === told.predictions[n] ? 0 : Math.abs(answer - told.predictions[n]) / Math.max(sizes[n], usual))));
 }
 function seconds(number) {
   if (number < 10) return `${number.toFixed(1)} s`;
@@ -198,8 +211,8 @@ function showTiles(now, active) {
   say("t-left", now.left === null ? "no limit" : whole(now.left));
   say("t-left-note", now.budget === null ? "" : `of ${whole(now.budget)}`);
   say("t-error-name", result ? "Held-out error" : "Error so far");
-  say("t-error", result ? figure(result.worst_error) : now.error === null ? "–" : `± ${figure(now.error, 1)}`);
-  say("t-error-note", result ? "largest of fresh answers" : now.error === null ? "the method does not tell yet" : "of what was read, relative");
+  say("t-error", result ? figure(typicalError(run.ending)) : now.error === null ? "–" : `± ${figure(now.error, 1)}`);
+  say("t-error-note", result ? "of half the fresh answers, over their size" : now.error === null ? "the method does not tell yet" : "of what was read, relative");
   say("t-time", seconds(now.seconds));
   say("t-time-note", run.attempts > 1 ? `attempt ${run.attempts}` : "");
 }
@@ -244,6 +257,9 @@ function showCurve(now) {
   $("curve").replaceChildren(svg);
 }
 
+function overBar(ratio) {
+  return ratio <= 1 ? `, the worst error ${figure(100 * ratio)} % of its error bar` : `, the worst error ${figure(ratio)} × its error bar`;
+}
 function showHeldout() {
   const told = run.ending?.heldout, result = run.ending?.result;
   const errors = told ? told.answers.map((answer, n) => Math.abs(answer - told.predictions[n])) : run.progress.heldout;
@@ -252,9 +268,10 @@ function showHeldout() {
     $("heldout").replaceChildren();
     return;
   }
-  const share = !result || result.worst_ratio === null ? "" : `, at most ${figure(100 * result.worst_ratio)} % of the error bar`;
+  const typical = typicalError(run.ending), share = result && result.worst_ratio !== null ? overBar(result.worst_ratio) : "";
+  const size = typical === null ? `, largest error ${figure(Math.max(...errors))}` : `, half of them predicted to ${figure(typical)} of their size`;
   const stated = result?.certified && result.statement ? ` ${result.statement}.` : "";
-  say("heldout-note", `${whole(errors.length)} fresh answers${result ? "" : " so far"}, largest error ${figure(Math.max(...errors))}${share}.${stated}`);
+  say("heldout-note", `${whole(errors.length)} fresh answers${result ? "" : " so far"}${size}${share}.${stated}`);
   const seen = errors.filter((error) => error > 0), high = Math.ceil(Math.log10(Math.max(...seen, 1e-300))), low = Math.min(high - 1, Math.floor(Math.log10(Math.min(...seen, 1e300))));
   const width = 420, height = 130, left = 46, step = (width - left) / errors.length;
   const y = (error) => (error > 0 && seen.length ? 6 + ((high - Math.log10(error)) / (high - low)) * (height - 12) : height);
@@ -262,7 +279,7 @@ function showHeldout() {
     "aria-label": `Errors of ${errors.length} fresh answers, the largest ${figure(Math.max(...errors))}, the least ${figure(Math.min(...errors))}` });
   if (seen.length) for (const power of [high, low]) {
     svg.append(draw("line", { class: "grid", x1: left, x2: width, y1: y(10 ** power), y2: y(10 ** power) }));
-    svg.append(draw("text", { x: left - 6, y: y(10 ** power) + 4, "text-anchor": "end" }, `1e${power}`));
+    svg.append(draw("text", { x: left - 6, y: y(10 ** power) + 4, "text-anchor": "end" }, powerOfTen(power)));
   }
   errors.forEach((error, n) => svg.append(draw("circle", { class: "mark", cx: left + step * (n + 0.5), cy: y(error), r: Math.max(1.5, Math.min(4, step / 2.6)) })));
   svg.append(draw("text", { x: left, y: height + 18 }, "error of each fresh answer, exact ones at the foot"));
@@ -423,8 +440,8 @@ async function showCompare() {
     ["Queries", (one) => whole(result(one)?.queries ?? one.progress.queries)],
     ["Fewest possible", (one) => (result(one)?.counting_bound ? whole(result(one).counting_bound) : "–")],
     ["Queries over that", (one) => (result(one)?.ratio ? `${result(one).ratio.toFixed(3)} ×` : "–")],
-    ["Largest held-out error", (one) => figure(result(one)?.worst_error)],
-    ["… over its error bar", (one) => figure(result(one)?.worst_ratio)],
+    ["Held-out error, relative", (one) => figure(typicalError(one.ending))],
+    ["Worst over its error bar", (one) => figure(result(one)?.worst_ratio)],
     ["Distance from the truth", (one) => figure(one.ending?.distance)],
     ["Asked now, from the journal", (one) => `${whole(one.progress.new)}, ${whole(one.progress.journal)}`],
     ["Seconds", (one) => figure(result(one)?.seconds)],
