@@ -80,6 +80,7 @@ PUBLIC = [
     "audit",
     "canonical",
     "compress",
+    "diagnose",
     "distance",
     "equivalent",
     "kinds",

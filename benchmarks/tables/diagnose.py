@@ -7,7 +7,7 @@ import numpy as np
 import keyhole as kh
 from benchmarks.support.rows import Kept, Row, markdown
 from benchmarks.support.strange_boxes import KINDS, right
-from keyhole.recover import diagnose_box
+from keyhole.recover import diagnose
 
 RUNS = 20
 WIDTHS = (8, 16, 32, 64)
@@ -37,7 +37,7 @@ def _row(number: int, kind: str) -> Row:
         width = WIDTHS[run % len(WIDTHS)]
         box = make(rng, width)
         oracle = kh.FunctionOracle(box, width=width)
-        found = diagnose_box(oracle, seed=run)
+        found = diagnose(oracle, seed=run)
         queries.append(found.queries)
         named += right(found, kind, box)
         if not right(found, kind, box) and found.method is not None:

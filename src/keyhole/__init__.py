@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from keyhole.gauge import Witness, canonical, distance, equivalent, kinds, on_alphabet, witness
     from keyhole.noise import Noise
     from keyhole.oracles import FunctionOracle, HttpOracle, OnnxOracle, RestOracle, TorchOracle, TransformersOracle
-    from keyhole.recover import recover
+    from keyhole.recover import diagnose, recover
     from keyhole.recover_model import recover_model
     from keyhole.recovery import Outcome, Recovery
     from keyhole.samples import learn
@@ -62,6 +62,7 @@ __all__ = [
     "audit",
     "canonical",
     "compress",
+    "diagnose",
     "distance",
     "equivalent",
     "kinds",
@@ -106,7 +107,7 @@ _HOMES = {
     "keyhole.recovery": ("Outcome", "Recovery"),
     "keyhole.samples": ("learn",),
     "keyhole.sentence": ("attention_on",),
-    "keyhole.recover": ("recover",),
+    "keyhole.recover": ("diagnose", "recover"),
     "keyhole.verify": ("Verdict", "verify"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -23,7 +23,6 @@ from keyhole.methods.diagnosis.parts import diagnose_with_parts
 from keyhole.methods.examination import Finding
 from keyhole.noise import Noise
 from keyhole.numerics.domain import Sampler, draw_from, sampler_of
-from keyhole.oracles import Oracle
 from keyhole.oracles.anything import as_oracle
 from keyhole.progress import Observer, ProgressBar, Silent, wants_bar
 from keyhole.recovery import Outcome, Recovery, Stats
@@ -146,16 +145,23 @@ def _stats(session: Session, ended: Attempt, seconds: float) -> Stats:
     )
 
 
-def diagnose_box(
-    oracle: Oracle,
+def diagnose(
+    oracle: Any,
     budget: int | None = None,
     journal: str | PathLike[str] | None = None,
     seed: int = 0,
     *,
+    width: int | None = None,
+    noise: Noise | str | None = None,
+    max_norm: float | None = None,
     observer: Observer | None = None,
     max_seconds: float | None = None,
 ) -> Diagnosis:
-    """Name the family of an oracle and the method that recovers it, with the evidence, from about a hundred queries."""
+    """Name the family of an oracle and the method that recovers it, with the evidence, from about a hundred queries.
+
+    `oracle`, `width`, `noise` and `max_norm` are as for `keyhole.recover`.
+    """
+    oracle = as_oracle(oracle, width, noise, max_norm)
     with ExitStack() as stack:
         book = stack.enter_context(Journal(journal, box_of(oracle))) if journal is not None else None
         session = Session(oracle, budget=budget, journal=book, observer=observer, max_seconds=max_seconds)

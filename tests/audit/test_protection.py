@@ -80,16 +80,16 @@ def test_the_verdict_follows_from_the_cells(others: dict[str, tuple[int, float, 
     [
         (
             "queries < 1e6",
-            ["round:3 has queries 1,100", "clip:1 has queries 800 were tried at most: allow more --multiples"],
+            ["round:3 has queries 1,100", "clip:1 withstood the 800 queries that were tried: allow more --multiples"],
         ),
-        ("queries < 1000", ["clip:1 has queries 800 were tried at most: allow more --multiples"]),
-        ("queries <= 800", ["clip:1 has queries 800 were tried at most: allow more --multiples"]),
+        ("queries < 1000", ["clip:1 withstood the 800 queries that were tried: allow more --multiples"]),
+        ("queries <= 800", ["clip:1 withstood the 800 queries that were tried: allow more --multiples"]),
         ("queries < 800", []),
         (
             "copy-queries < 1200",
             [
                 "round:3 has copy-queries 1,100",
-                "clip:1 has copy-queries 800 were tried at most: allow more --multiples",
+                "clip:1 withstood the 800 queries that were tried: allow more --multiples",
             ],
         ),
         ("times<12", ["round:3 has times 11"]),

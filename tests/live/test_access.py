@@ -101,7 +101,7 @@ def test_no_path_leads_out_of_a_run_folder(server: LiveServer, tmp_path: Path) -
         "/api/runs/../../secret.txt",
         "/api/runs/%2e%2e%2f%2e%2e%2fsecret.txt",
         f"/api/runs/{str(tmp_path).replace('/', '%2f')}/files/secret.txt",
-        "/api/compare?first=../../secret.txt&second=/etc/passwd",
+        "/api/compare?names=../../secret.txt,/etc/passwd",
         "/../secret.txt",
         "/%2e%2e/secret.txt",
         "/static/../secret.txt",

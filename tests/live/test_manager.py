@@ -115,23 +115,29 @@ def test_too_many_runs_at_once_are_refused(server: LiveServer) -> None:
     assert "stop one" in reply.json()["error"]
 
 
-def test_two_runs_are_compared_modulo_symmetry(server: LiveServer) -> None:
+def test_runs_are_compared_modulo_symmetry(server: LiveServer) -> None:
     heads = {"family": "multi-head", "width": "5", "heads": "2", "rate": "1000000"}
     names = [start(server, form) for form in (heads, heads, QUICK, {**QUICK, "budget": "3"})]
     for name in names:
         until(lambda name=name: server.runs.get(name).state == "done", "runs to end")
     with client(server) as browser:
-        same = browser.get("/api/compare", params={"first": names[0], "second": names[1]}).json()
-        other = browser.get("/api/compare", params={"first": names[0], "second": names[2]}).json()
-        nothing = browser.get("/api/compare", params={"first": names[2], "second": names[3]}).json()
-        assert browser.get("/api/compare", params={"first": names[0], "second": "no-such"}).status_code == 404
-    assert same["distance"] < 1e-8
-    assert [len(drawn) for drawn in same["pictures"]] == [2, 2]
-    assert [run["outcome"] for run in same["runs"]] == ["CERTIFIED", "CERTIFIED"]
-    assert other["distance"] is None
-    assert "cannot compare" in other["note"]
-    assert nothing["distance"] is None
-    assert names[3] in nothing["note"]
+
+        def compare(*chosen: str) -> Any:
+            return browser.get("/api/compare", params={"names": ",".join(chosen)})
+
+        found = compare(*names).json()
+        assert compare(names[0], "no-such").status_code == 404
+        for wrong in ([], [names[0]], [names[0], names[0]], [f"run-{number}" for number in range(7)]):
+            assert compare(*wrong).status_code == 422, wrong
+        assert compare(*names[:2]).json()["notes"] == []
+    apart = found["distances"]
+    assert apart[0][1] == apart[1][0] < 1e-8
+    assert [len(drawn) for drawn in found["pictures"]] == [2, 2, 1, 0]
+    assert [run["outcome"] for run in found["runs"]] == [*3 * ["CERTIFIED"], "BUDGET_EXHAUSTED"]
+    assert [apart[0][2], apart[2][3], apart[0][0]] == [None, None, None]
+    notes = "; ".join(found["notes"])
+    assert f"{names[0]} and {names[2]}: cannot compare" in notes
+    assert f"{names[3]} recovered nothing" in notes
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,8 @@ def test_start_watch_stop_resume(tabs: Callable[..., Tab], server: LiveServer) -
     (run,) = server.runs.all()
     result = run.snapshot()["ending"]["result"]
     assert number(tab.text("t-queries")) == result["queries"]
+    assert re.fullmatch(r"\d(\.\d)? × 10⁻¹.", tab.text("t-error")), "relative to the answers, which are not near zero"
+    assert f"half of them predicted to {tab.text('t-error')} of their size" in tab.text("heldout-note")
     tab.picture("certified")
 
 
@@ -239,10 +241,14 @@ def test_compare_on_a_phone_too(tabs: Callable[..., Tab], server: LiveServer) ->
     tab = tabs()
     tab.page.click("#to-compare")
     expect(tab.page.locator("#apart")).to_contain_text("No distance")
-    tab.page.select_option("#first", first)
-    tab.page.select_option("#second", twin)
+    tab.page.check(f"#choices input[value={first}]")
+    expect(tab.page.locator("#apart-table tbody tr")).to_have_count(3)
+    expect(tab.page.locator("#names th")).to_have_text([latest, twin, first])
+    expect(tab.page.locator("#compare canvas[role=img]")).to_have_count(3)
+    tab.picture("compare-three")
+    tab.page.uncheck(f"#choices input[value={latest}]")
     expect(tab.page.locator("#apart")).to_contain_text("What they found is")
-    assert float(tab.page.locator("#apart strong").inner_text()) < 1e-10
+    assert re.fullmatch(r"0|\d\.\d × 10⁻¹[⁰¹²³⁴⁵⁶⁷⁸⁹]", tab.page.locator("#apart strong").inner_text())
     rows = dict(row.split("\t", 1) for row in tab.page.locator("#rows tr").all_inner_texts())
     assert rows["Outcome"] == "certified\tcertified"
     assert rows["Queries over that"] == "1.167 ×\t1.167 ×"
@@ -260,6 +266,26 @@ def test_compare_on_a_phone_too(tabs: Callable[..., Tab], server: LiveServer) ->
     expect(phone.page.locator("#rows tr")).to_have_count(11)
     assert wide(phone.page) <= 360
     phone.picture("phone-compare-dark")
+
+
+def test_many_heads_are_a_grid_with_one_of_them_large(tabs: Callable[..., Tab], server: LiveServer) -> None:
+    identity = start(server, {"family": "multi-head", "width": "8", "heads": "6", "outputs": "8", "rate": "1000000"})
+    until(lambda: server.runs.get(identity).state == "done", "the run to end")
+    tab = tabs()
+    small = tab.page.locator("#pictures button.small")
+    expect(small).to_have_count(6)
+    large = tab.page.locator("#pictures figcaption")
+    expect(large).to_contain_text("score of head 1")
+    small.nth(3).focus()
+    tab.page.keyboard.press("Enter")
+    expect(large).to_contain_text("score of head 4")
+    expect(small.nth(3)).to_be_focused()
+    expect(small.nth(3)).to_have_attribute("aria-pressed", "true")
+    tab.picture("heads")
+    phone = tabs(viewport={"width": 360, "height": 740}, color_scheme="dark")
+    expect(phone.page.locator("#pictures button.small")).to_have_count(6)
+    assert wide(phone.page) <= 360
+    phone.picture("phone-heads-dark")
 
 
 def test_what_is_shown_stays_text(browser: Browser, finished: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from keyhole.methods.base import Estimate, Method, Steps
 from keyhole.oracles import Counted
 from keyhole.oracles.base import Oracle
 from keyhole.queries import Signature, sequences
-from keyhole.recover import diagnose_box
+from keyhole.recover import diagnose
 from keyhole.recovery import Outcome
 from keyhole.runs.settings import Settings
 from keyhole.session import Session, box_of
@@ -211,7 +211,7 @@ def test_verify_and_diagnose_admit_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdict.conclusion == "inconclusive"
     assert "Singular" in verdict.message
     monkeypatch.setattr("keyhole.methods.diagnosis.diagnose.affine_misfit", lambda *_: spin())
-    found = diagnose_box(oracle, max_seconds=0.2)
+    found = diagnose(oracle, max_seconds=0.2)
     assert (found.family, found.method) == ("unknown", None)
     assert any("longer than allowed" in finding.evidence for finding in found.findings)
 

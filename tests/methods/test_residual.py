@@ -11,7 +11,7 @@ import pytest
 import keyhole as kh
 from keyhole.arrays import floats
 from keyhole.gauge.redundancy import redundancy
-from keyhole.recover import diagnose_box
+from keyhole.recover import diagnose
 from keyhole.targets import open_target
 from support.heads import covered, layer
 from support.targets import example
@@ -88,7 +88,7 @@ def test_auto_finds_out() -> None:
 
 def test_one_head_is_told_from_several() -> None:
     for heads, options in ((1, {"heads": 1}), (3, {})):
-        found = diagnose_box(kh.FunctionOracle(box(heads, 8, 4), width=8))
+        found = diagnose(kh.FunctionOracle(box(heads, 8, 4), width=8))
         assert (found.method, found.options) == ("residual", options)
 
 

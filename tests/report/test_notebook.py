@@ -13,7 +13,6 @@ import keyhole as kh
 from keyhole.errors import UsageError
 from keyhole.oracles import Wrapper
 from keyhole.oracles.anything import as_oracle
-from keyhole.recover import diagnose_box
 from keyhole.runs.reader import SavedRun, read_folder
 from keyhole.targets import random_single_head
 
@@ -52,7 +51,7 @@ def test_cards(result: kh.Recovery) -> None:
         "Certified": result,
         "3 attention heads": result.params,
         "Same": kh.verify(oracle, head),
-        "single-head": diagnose_box(oracle),
+        "single-head": kh.diagnose(oracle),
         "No defence": kh.audit("demo:single-head?width=4", ["round:3"], budgets=[1]),
     }
     for words, shown in cards.items():
@@ -121,6 +120,12 @@ def test_anything_is_recovered(tmp_path: Path) -> None:
         assert kh.distance(kh.recover(box, **given).params, head) <= 1e-12
     assert kh.verify(head, head).same
     assert kh.verify(head.__call__, head).same
+    assert kh.diagnose(head.__call__, width=5).method == "single-head"
+    for box, given in ((head, {}), (head.__call__, {"width": 5})):
+        found = kh.audit(box, ["round:3"], [1, 4], progress=False, **given)
+        assert min(row.error for row in found.rows) < 1e-9
+    with pytest.raises(UsageError, match="width="):
+        kh.audit(head.__call__)
 
 
 def test_noise_and_norms_are_declared_there_too() -> None:

@@ -93,3 +93,32 @@ def test_a_run_folder_is_its_parameters_and_error_bars(run: Run) -> None:
     for text in (".", "run#layer=0", "run#heads", "nothing.safetensors"):
         with pytest.raises(KeyholeError):
             open_claim(text)
+
+
+def test_a_box_of_ones_own_is_recovered_first(run: Run) -> None:
+    pytest.importorskip("torch")
+    onnx_models = pytest.importorskip("support.onnx_models")
+    onnx_models.write(Path("model.onnx"), onnx_models.graph())
+    onnx_models.TRUTH.save("params.safetensors")
+    for claim in ("model.onnx", "onnx:model.onnx#positions=last", "params.safetensors"):
+        assert run("verify", "onnx:model.onnx", claim, "-q") == (0, "", ""), claim
+    code, _, err = run("verify", "onnx:model.onnx", "python:box.py:nothing")
+    assert (code, one_line(err)) == (2, True)
+    assert run("verify", "demo:single-head?width=4", "demo:single-head?width=4", "-q") == (0, "", "")
+    assert run("verify", "demo:single-head?width=4", "demo:single-head?width=4&seed=1", "-q")[0] == 1
+    assert run("verify", "python:box.py:attention", "python:box.py:attention", "-q") == (0, "", "")
+    namespace: dict[str, object] = {}
+    exec(BOX, namespace)
+    module = namespace["attention"]()  # type: ignore[operator]
+    assert kh.verify(module, module).same
+    assert not kh.verify(kh.MultiHead.of(kh.load("params.safetensors")), "demo:multi-head?width=5&outputs=4").same
+
+
+def test_a_box_that_is_not_recovered_is_no_claim() -> None:
+    def odd(tokens: np.ndarray) -> np.ndarray:
+        return np.asarray(np.sin(37 * tokens.sum(axis=(1, 2)) ** 2))
+
+    with pytest.raises(KeyholeError, match="could not be recovered"):
+        kh.verify("demo:single-head?width=3", kh.FunctionOracle(odd, width=3))
+    with pytest.raises(KeyholeError, match="another box, which is recovered first"):
+        open_claim("nothing.safetensors")

@@ -18,11 +18,13 @@ from keyhole.audit.result import Audit
 from keyhole.errors import FileError, UsageError
 from keyhole.executors.base import Shared, Workers
 from keyhole.families import Family
+from keyhole.families.base import is_family
 from keyhole.journal import Journal
 from keyhole.methods import stream
 from keyhole.methods.noise_estimation.measure import measure_noise
 from keyhole.noise import Noise
 from keyhole.oracles import Oracle
+from keyhole.oracles.anything import as_oracle
 from keyhole.progress import InterruptCheck, Silent, steps_bar
 from keyhole.recover import recover
 from keyhole.session import Session, box_of
@@ -34,7 +36,7 @@ LOOK = 0.2
 
 
 def audit(
-    target: str | Oracle,
+    target: Any,
     defences: Sequence[str | Defence] | None = None,
     budgets: Sequence[float] = MULTIPLES,
     seed: int = 0,
@@ -43,6 +45,7 @@ def audit(
     progress: bool | None = None,
     *,
     most: int | None = None,
+    width: int | None = None,
     truth: Family | None = None,
     noise: Noise | str | None = None,
     max_norm: float | None = None,
@@ -52,20 +55,20 @@ def audit(
 ) -> Audit:
     """Recover an oracle behind each defence within each budget, and see how far from the truth that is.
 
-    `target` is a text as on the command line, or an oracle. `budgets` are multiples of the counting bound;
-    those above `most` queries are left out. The undefended oracle is always among the defences. Without a known
-    `truth` (an oracle, a `python:` target) errors are measured against what its owner recovers of it without
-    a defence, which must be certified. With a `folder`, finished cells and all answers are kept there, and
-    running again does only what is missing. The defences are shared by `workers` processes, the Dask cluster at the
-    address `dask`, or any `executor` of futures, which open the target again from its text or get a copy of the oracle;
-    the folder must be one that they see too, to resume from. `noise` is what the oracle's own answers are known to
-    have, before any defence, `max_norm` the longest token that it takes, and `max_seconds` caps the arithmetic of each
-    recovery.
+    `target` is a text as on the command line, an oracle, or anything else that `keyhole.recover` takes, with
+    `width=` for a function. `budgets` are multiples of the counting bound; those above `most` queries are left out.
+    The undefended oracle is always among the defences. Without a known `truth` (an oracle, a `python:` target)
+    errors are measured against what its owner recovers of it without a defence, which must be certified. With a
+    `folder`, finished cells and all answers are kept there, and running again does only what is missing. The
+    defences are shared by `workers` processes, the Dask cluster at the address `dask`, or any `executor` of
+    futures, which open the target again from its text or get a copy of the oracle; the folder must be one that they
+    see too, to resume from. `noise` is what the oracle's own answers are known to have, before any defence,
+    `max_norm` the longest token that it takes, and `max_seconds` caps the arithmetic of each recovery.
     """
     with ExitStack() as stack:
         declared = None if noise is None else Noise.of(noise)
         others = Workers(workers, dask, executor)
-        subject = _open(target, truth)
+        subject = _open(target, width, truth)
         own = subject.oracle.signature.noise
         subject = subject.with_declared(max_norm, declared)
         if not isinstance(target, Oracle):
@@ -98,11 +101,13 @@ def _make_folder(folder: Path) -> None:
         raise FileError(f"cannot make the folder {folder}: {error.strerror or error}; name another one") from error
 
 
-def _open(target: str | Oracle, truth: Family | None) -> Target:
-    if not isinstance(target, Oracle):
-        subject = open_target(target)
+def _open(box: Any, width: int | None, truth: Family | None) -> Target:
+    if isinstance(box, str) and width is None:
+        subject = open_target(box)
         return subject if truth is None else Target(subject.text, subject.oracle, subject.label, truth)
-    return Target(target.name, target, f"{target.name}, of width {target.signature.width}", truth)
+    oracle = as_oracle(box, width)
+    truth = box if truth is None and is_family(box) else truth
+    return Target(oracle.name, oracle, f"{oracle.name}, of width {oracle.signature.width}", truth)
 
 
 def _reference(subject: Target, folder: Path, seed: int, max_seconds: float | None) -> tuple[Family, Target, int]:

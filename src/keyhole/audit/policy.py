@@ -64,9 +64,10 @@ class Rule:
             figure = FIGURES[self.figure](each)
             if figure is None or not COMPARISONS[self.how](figure, self.number):
                 continue
-            open_end = "queries" in self.figure and not each.falls
-            hint = " were tried at most: allow more --multiples" if open_end else ""
-            found.append(f"{self.text}: {each.defence} has {self.figure} {figure:,.6g}{hint}")
+            said = f"{each.defence} has {self.figure} {figure:,.6g}"
+            if "queries" in self.figure and not each.falls:
+                said = f"{each.defence} withstood the {figure:,.6g} queries that were tried: allow more --multiples"
+            found.append(f"{self.text}: {said}")
         return found
 
 

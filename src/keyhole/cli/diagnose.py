@@ -15,7 +15,7 @@ from keyhole.cli.options import DONE, FAILED, Budget, Force, Json, MaxNorm, MaxS
 from keyhole.cli.output import file_lines, keep_record, print_json, print_lines
 from keyhole.errors import OracleError, UsageError
 from keyhole.families import load
-from keyhole.recover import diagnose_box
+from keyhole.recover import diagnose as diagnose_box
 from keyhole.report.text import diagnosis
 from keyhole.runs.store import DIAGNOSIS, reserve_folder
 from keyhole.targets import open_declared

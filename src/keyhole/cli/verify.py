@@ -24,7 +24,7 @@ from keyhole.cli.options import (
 )
 from keyhole.cli.output import file_lines, keep_record, print_json, print_lines
 from keyhole.report.text.verdict import describe_verdict
-from keyhole.runs.store import RADIUS, VERIFICATION, reserve_folder
+from keyhole.runs.store import VERIFICATION, reserve_folder
 from keyhole.targets import open_declared
 from keyhole.targets.claims import open_claim
 from keyhole.verify import QUERIES
@@ -35,7 +35,8 @@ Params = Annotated[
     typer.Argument(
         metavar="PARAMS",
         help="What it should be: `params.safetensors`, a run folder, `layers.safetensors#layer=0`, "
-        "`transformers:PATH#layer=1`, or weights of an nn.MultiheadAttention, `weights.pt#heads=4` (also prefix)",
+        "`transformers:PATH#layer=1`, weights of an nn.MultiheadAttention, `weights.pt#heads=4` (also prefix), or "
+        "another box, which is recovered first: `model.onnx`, `demo:…`",
     ),
 ]
 Tolerance = Annotated[
@@ -79,7 +80,7 @@ def verify(
     with redirect_stdout(sys.stderr):
         claimed = open_claim(params)
     radii = claimed.radius if radius else None
-    claim = claimed.label + ("" if radii is None else f", with the error bars in {RADIUS} beside them")
+    claim = claimed.label + ("" if radii is None else f", {claimed.bars}")
     settings: dict[str, Any] = {"target": target, "params": params, "queries": queries, "tolerance": tolerance}
     settings |= {"journal": journal, "seed": seed, "max_norm": max_norm, "noise": noise, "radius": radius}
     settings |= {"max_seconds": max_seconds}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from threading import Lock
 from time import monotonic
@@ -27,7 +28,7 @@ from keyhole.runs.store import RUN, plain
 
 LIVE, JOURNAL = "live.json", "journal.db"  # beside what `keyhole recover --out` writes
 LIVE_FORMAT, LIVE_VERSION = "keyhole-live", 1
-MOST_ACTIVE = 4
+MOST_ACTIVE, MOST_COMPARED = 4, 6
 IDENTITY = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 STOP_SECONDS = 8.0  # for batches at hand, when the server ends
 
@@ -136,20 +137,24 @@ class Runs:
         version = self.version
         return {"version": version, "runs": [run.brief() for run in self.all()]}
 
-    def compare(self, first: str, second: str) -> dict[str, Any]:
-        """Two runs side by side, and how far apart what they found is, modulo what no query can tell apart."""
-        both = [self.get(first), self.get(second)]
-        found = [run.params() for run in both]
-        apart, note = None, ""
-        missing = [run.id for run, params in zip(both, found, strict=True) if params is None]
-        if found[0] is None or found[1] is None:
-            note = f"no distance: {' and '.join(missing)} recovered nothing so far"
-        else:
+    def compare(self, names: Sequence[str]) -> dict[str, Any]:
+        """Runs side by side, and how far apart what any two found is, modulo what no query can tell apart."""
+        if not 2 <= len(set(names)) == len(names) <= MOST_COMPARED:
+            raise UsageError(f"two to {MOST_COMPARED} different runs are compared, not {', '.join(names) or 'none'}")
+        chosen = [self.get(name) for name in names]
+        found = [run.params() for run in chosen]
+        apart: list[list[float | None]] = [[None] * len(chosen) for _ in chosen]
+        pairs = zip(chosen, found, strict=True)
+        notes = [f"{run.id} recovered nothing so far" for run, params in pairs if params is None]
+        for one, other in combinations(range(len(chosen)), 2):
+            first, second = found[one], found[other]
+            if first is None or second is None:
+                continue
             try:
-                apart = distance(found[0], found[1])
+                apart[one][other] = apart[other][one] = distance(first, second)
             except UsageError as error:
-                note = f"no distance: {error}"
-        data: dict[str, Any] = plain({"distance": apart, "note": note, "runs": [run.snapshot() for run in both]})
+                notes.append(f"{chosen[one].id} and {chosen[other].id}: {error}")
+        data: dict[str, Any] = plain({"distances": apart, "notes": notes, "runs": [run.snapshot() for run in chosen]})
         drawn = [pictures(params.matrices()) if params is not None else [] for params in found]
         return {**data, "pictures": drawn}
 

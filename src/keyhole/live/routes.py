@@ -71,7 +71,7 @@ def _static_files() -> "APIRouter":
 
 
 def _states_of(runs: Runs) -> "APIRouter":
-    """What a page reads: the form, the list of runs, one of them, its files, and two compared."""
+    """What a page reads: the form, the list of runs, one of them, its files, and several compared."""
     from fastapi import APIRouter  # noqa: PLC0415
     from fastapi.responses import JSONResponse, Response  # noqa: PLC0415
 
@@ -99,8 +99,8 @@ def _states_of(runs: Runs) -> "APIRouter":
         return Response(content, media_type=FILES[name], headers=headers)
 
     @router.get("/api/compare")
-    async def compare(first: str = "", second: str = "") -> Response:
-        return JSONResponse(await _in_thread(runs.compare, first, second))
+    async def compare(names: str = "") -> Response:
+        return JSONResponse(await _in_thread(runs.compare, [name for name in names.split(",") if name]))
 
     return router
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from os import PathLike, fspath
-from typing import Any
+from os import PathLike
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,11 +21,12 @@ from keyhole.methods.noise_estimation.measure import NoiseEstimate, coarseness, 
 from keyhole.noise import Noise
 from keyhole.oracles import Oracle
 from keyhole.oracles.anything import as_oracle
+from keyhole.oracles.torch import is_module
 from keyhole.progress import Observer
 from keyhole.queries import Measurements, Plan, Signature, sequences
 from keyhole.recovery import percent, times
 from keyhole.session import Session, box_of
-from keyhole.targets.claims import open_claim
+from keyhole.targets.claims import claim_of
 from keyhole.verify.comparison import AnsweredQueries, Comparison
 from keyhole.verify.judge import MISS
 from keyhole.verify.queries import plans_for
@@ -48,7 +49,7 @@ FEW_NAMES = 3
 
 def verify(
     oracle: Any,
-    params: Family | str | PathLike[str],
+    params: Family | Oracle | Callable[..., object] | str | PathLike[str],
     queries: int = QUERIES,
     seed: int = 0,
     tolerance: float | None = None,
@@ -62,19 +63,22 @@ def verify(
 
     `oracle` is an oracle, or anything that `keyhole.recover` takes for one, of the width of the parameters.
     `params` are parameters, or a text that names some: a file or run folder, `transformers:PATH#layer=1`, and others as
-    on the command line, error bars beside them included.
+    on the command line, error bars beside them included. Another oracle, a PyTorch module or a text that names a box is
+    recovered first, and what is found in it compared.
     With a `tolerance` every part (the score, value or bias of a head, an array of a net) may differ by this much,
     relatively and in the Frobenius norm; without one, by what rounding in the oracle's dtype explains. A `radius`, the
     parameters' own radii such as a recovery's `certificate.radius`, is allowed for besides. Rounding that nobody
     declared is allowed for where the digits of all answers show it; an oracle whose noise is "measure" is asked about a
     hundred queries more, or 336 where its errors are random, to find out. `max_seconds` caps the time of arithmetic.
     """
-    if isinstance(params, str | PathLike):
-        claim = open_claim(fspath(params))
-        params, radius = claim.params, claim.radius if radius is None else radius
+    if isinstance(params, str | PathLike | Oracle) or is_module(params):
+        claim = claim_of(params)
+        claimed, radius = claim.params, claim.radius if radius is None else radius
+    else:
+        claimed = cast(Family, params)  # which is checked below
     named = isinstance(oracle, Oracle | str | PathLike)
-    oracle = as_oracle(oracle, None if named else getattr(params, "width", None))
-    _check(oracle, params, queries, seed, tolerance, radius)
+    oracle = as_oracle(oracle, None if named else getattr(claimed, "width", None))
+    _check(oracle, claimed, queries, seed, tolerance, radius)
     with ExitStack() as stack:
         book = None if journal is None else stack.enter_context(Journal(journal, box_of(oracle)))
         session = Session(oracle, journal=book, observer=observer, max_seconds=max_seconds)
@@ -84,7 +88,7 @@ def verify(
                 measured = session.run(measure_noise(signature, stream(seed, "noise")))
                 signature, evidence = signature.with_changes(noise=measured.noise.as_found()), measured.evidence
             session.budget = session.queries + queries
-            found = session.run(compare(params, signature, stream(seed, "verify"), queries, tolerance or 0.0, radius))
+            found = session.run(compare(claimed, signature, stream(seed, "verify"), queries, tolerance or 0.0, radius))
             if evidence is not None and found.noise is None:
                 found = replace(found, noise=str(signature.noise), noise_evidence=evidence)
         except (OracleError, ComputeError) as error:

@@ -8,14 +8,14 @@ import pytest
 import keyhole as kh
 from benchmarks.support.strange_boxes import KINDS, right
 from keyhole.oracles import Cast, Noisy, Rounded
-from keyhole.recover import diagnose_box
+from keyhole.recover import diagnose
 from keyhole.targets import open_target
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_named(kind: str) -> None:
     box = KINDS[kind][1](np.random.default_rng(3), 16)
-    found = diagnose_box(kh.FunctionOracle(box, width=16))
+    found = diagnose(kh.FunctionOracle(box, width=16))
     assert right(found, kind, box)
     assert 0 < found.queries <= (700 if "GELU" in kind or "SiLU" in kind else 160)
     assert all(finding.evidence for finding in found.findings)
@@ -25,7 +25,7 @@ def test_every_kind_is_named(kind: str) -> None:
 def test_a_fresh_box_is_named_right_or_not_certified(kind: str, fresh_seed: int) -> None:
     box = KINDS[kind][1](np.random.default_rng(fresh_seed), 8)
     oracle = kh.FunctionOracle(box, width=8)
-    found = diagnose_box(oracle, seed=fresh_seed % 1000)
+    found = diagnose(oracle, seed=fresh_seed % 1000)
     if not right(found, kind, box) and found.method is not None:
         assert not kh.recover(oracle, found.method, throw=False, **found.options).certified
 
@@ -34,7 +34,7 @@ def test_what_is_found_besides_the_family() -> None:
     rng = np.random.default_rng(5)
 
     def found(kind: str, what: str) -> str | None:
-        return diagnose_box(kh.FunctionOracle(KINDS[kind][1](rng, 16), width=16)).found(what)
+        return diagnose(kh.FunctionOracle(KINDS[kind][1](rng, 16), width=16)).found(what)
 
     assert found("one head", "heads") == "1"
     assert found("one head", "score bias") == found("one head", "output bias") == "no"
@@ -56,26 +56,26 @@ def test_activations_are_told_apart(activation: str, size: float, fresh_seed: in
     rng = np.random.default_rng(fresh_seed)
     inner, offset, outer = size * rng.standard_normal((20, 8)), rng.standard_normal(20), rng.standard_normal(20)
     net = kh.ReluNet(inner, offset, outer, np.zeros(()), activation=activation)
-    assert diagnose_box(kh.FunctionOracle(net, width=8)).found("activation") in (activation, "smooth")
+    assert diagnose(kh.FunctionOracle(net, width=8)).found("activation") in (activation, "smooth")
 
 
 def test_another_activation_is_not_taken_for_one_of_them() -> None:
     rng = np.random.default_rng(0)
     inner, outer = rng.standard_normal((20, 8)), rng.standard_normal(20)
     mish = kh.FunctionOracle(lambda x: (z := x[:, -1] @ inner.T) * np.tanh(np.logaddexp(0, z)) @ outer, width=8)
-    found = diagnose_box(mish)
+    found = diagnose(mish)
     assert found.found("activation") == "smooth"
     assert not kh.recover(mish, found.method, throw=False, **found.options).certified
     layer = KINDS["head, then a GELU or SiLU net"][1](rng, 8)
-    assert diagnose_box(kh.FunctionOracle(layer, width=8)).method == "one-layer"
+    assert diagnose(kh.FunctionOracle(layer, width=8)).method == "one-layer"
     bounded = kh.FunctionOracle(KINDS["GELU net"][1](rng, 8), width=8, max_norm=50.0)
-    assert diagnose_box(bounded).found("activation") == "smooth"
+    assert diagnose(bounded).found("activation") == "smooth"
 
 
 @pytest.mark.parametrize("heads", [2, 5, 8])
 def test_heads_are_counted(heads: int) -> None:
     target = f"demo:multi-head?heads={heads}&width=16&outputs=16&value_rank=2"
-    assert diagnose_box(open_oracle(target)).found("heads") == str(heads)
+    assert diagnose(open_oracle(target)).found("heads") == str(heads)
 
 
 def open_oracle(text: str) -> kh.FunctionOracle:
@@ -92,7 +92,7 @@ def test_noise_is_found_first(noise: str) -> None:
         "rounded": lambda box: Rounded(box, 5, declared=False),
         "dtype": lambda box: Cast(box, "float32", declared=False),
     }
-    found = diagnose_box(wrap[noise](oracle))
+    found = diagnose(wrap[noise](oracle))
     assert found.noise.kind == noise
     assert (found.family, found.method) == ("single-head", "robust")
 
@@ -100,9 +100,9 @@ def test_noise_is_found_first(noise: str) -> None:
 def test_bounds_are_kept() -> None:
     head = KINDS["one head"][1](np.random.default_rng(0), 8)
     bounded = kh.FunctionOracle(head, width=8, max_norm=2.0, max_length=3)
-    assert diagnose_box(bounded).family == "single-head"
+    assert diagnose(bounded).family == "single-head"
     alone = kh.FunctionOracle(head, width=8, max_length=1)
-    assert diagnose_box(alone).family == "linear"
+    assert diagnose(alone).family == "linear"
 
 
 @pytest.mark.parametrize("kind", ["2 to 8 heads, d outputs", "ReLU net", "head, then a net"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import keyhole as kh
-from keyhole.recover import diagnose_box
+from keyhole.recover import diagnose
 
 Box = Callable[[Any], Any]
 WIDTHS = (1, 2, 4, 8)
@@ -138,7 +138,7 @@ def test_a_foreign_oracle_is_named_as_no_family(name: str, fresh_seed: int) -> N
             rng = np.random.default_rng([fresh_seed, width, outputs])
             answer, families = foreign(rng, width, outputs)[name]
             oracle = kh.FunctionOracle(answer, width=width)
-            found = diagnose_box(oracle, seed=fresh_seed % 1000)
+            found = diagnose(oracle, seed=fresh_seed % 1000)
             where = f"width {width}, {outputs} outputs: {found.in_words()}"
             assert found.family in families, where
             methods = {"labels": {"labels"}, "single-head": {"parts", None}, "form-head": {"parts", None}}
@@ -155,7 +155,7 @@ def test_evidence_says_what_did_not_hold() -> None:
     rng = np.random.default_rng(1)
 
     def evidence(name: str) -> str:
-        found = diagnose_box(kh.FunctionOracle(foreign(rng, 4, 1)[name][0], width=4))
+        found = diagnose(kh.FunctionOracle(foreign(rng, 4, 1)[name][0], width=4))
         return "; ".join(f"{finding.found}: {finding.evidence}" for finding in found.findings)
 
     assert "however near they are" in evidence("max pooling")
@@ -195,5 +195,5 @@ def members(rng: np.random.Generator) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize("number", range(4))
 def test_a_member_is_never_misnamed(number: int, fresh_seed: int) -> None:
     for family, params in members(np.random.default_rng([fresh_seed, number])):
-        found = diagnose_box(kh.FunctionOracle(params, width=params.width), seed=number)
+        found = diagnose(kh.FunctionOracle(params, width=params.width), seed=number)
         assert found.family == family, found.in_words()

@@ -9,7 +9,7 @@ import pytest
 
 import keyhole as kh
 from benchmarks.support.attention_zoo import KINDS, OTHERS, Kind
-from keyhole.recover import diagnose_box
+from keyhole.recover import diagnose
 
 NAMED = {
     "softcap": {"link": "softcap"},
@@ -35,7 +35,7 @@ def oracle_of(kind: Kind, seed: int = 0) -> kh.FunctionOracle:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_the_parts_are_options_of_the_method_that_recovers_such_a_head(name: str) -> None:
-    found = diagnose_box(oracle_of(KINDS[name]))
+    found = diagnose(oracle_of(KINDS[name]))
     assert found.options == NAMED[name]
     assert found.family == ("form-head" if "form" in NAMED[name] else "single-head")
     assert found.method in ("parts", None if "form" in NAMED[name] else "parts")
@@ -43,13 +43,13 @@ def test_the_parts_are_options_of_the_method_that_recovers_such_a_head(name: str
 
 @pytest.mark.parametrize("name", ["atan cap", "Laplace", "temperature 1/n"])
 def test_what_has_no_name_stays_unknown_and_is_said_why(name: str) -> None:
-    found = diagnose_box(oracle_of(OTHERS[name]))
+    found = diagnose(oracle_of(OTHERS[name]))
     assert (found.family, found.method) == ("unknown", None)
     assert found.findings[-1].found == "other"
 
 
 def test_softmax_attention_is_a_single_head_without_options() -> None:
-    found = diagnose_box(oracle_of(KINDS["softmax"]))
+    found = diagnose(oracle_of(KINDS["softmax"]))
     assert (found.family, found.method, found.options) == ("single-head", "single-head", {})
 
 

@@ -15,7 +15,7 @@ from keyhole.methods.noise_estimation.measure import QUERIES, REPEATS, NoiseEsti
 from keyhole.noise import Noise
 from keyhole.oracles import Cast, Counted, Noisy, Oracle, Rounded
 from keyhole.queries import Signature
-from keyhole.recover import diagnose_box
+from keyhole.recover import diagnose
 from keyhole.session import Session
 from support.targets import Random, of_norm
 
@@ -207,7 +207,7 @@ def test_errors_larger_than_numbers_hold_are_said_to_be() -> None:
     result = kh.recover(oracle, throw=False)
     assert result.outcome is kh.Outcome.TOO_NOISY
     assert "more than numbers can hold" in result.message
-    assert diagnose_box(oracle).found("noise") == "too large"
+    assert diagnose(oracle).found("noise") == "too large"
     verdict = kh.verify(oracle, head(rng, 4))
     assert verdict.conclusion == "inconclusive"
     assert "more than numbers can hold" in verdict.message

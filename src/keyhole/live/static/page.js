@@ -3,9 +3,11 @@
 
 const $ = (id) => document.getElementById(id);
 const KINDS = { certified: "good", running: "live", stopping: "live", stopped: "", new: "", done: "bad", failed: "bad", unreadable: "bad" };
+const MOST_COMPARED = 6;
+const FEW_PICTURES = 4;   // more of them are a grid, one of them large
 let source = null;        // the stream of events
 let selected = null;      // id of the run that is shown
-let comparing = null;     // [first, second] while two are compared
+let comparing = null;     // ids while some are compared
 let list = [];            // runs, as the server lists them
 let run = null;           // the run shown
 let drawn = { version: -1, pictures: [] };
@@ -39,7 +41,20 @@ function figure(number, digits = 2) {
   if (number === null || number === undefined || Number.isNaN(number)) return "–";
   if (number === 0) return "0";
   const size = Math.abs(number);
-  return size >= 1e-3 && size < 1e5 ? String(Number(number.toPrecision(digits))) : number.toExponential(digits - 1);
+  if (size >= 1e-3 && size < 1e5) return String(Number(number.toPrecision(digits))).replace("-", "−");
+  const [front, exponent] = number.toExponential(digits - 1).split("e");
+  return `${front.replace("-", "−")} × ${powerOfTen(Number(exponent))}`;
+}
+function powerOfTen(exponent) { return `10${[...String(exponent)].map((mark) => (mark === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[mark])).join("")}`; }
+function middle(numbers) {
+  const sorted = [...numbers].sort((one, other) => one - other), at = Math.floor(sorted.length / 2);
+  return sorted.length % 2 ? sorted[at] : (sorted[at - 1] + sorted[at]) / 2;
+}
+function typicalError(ending) {  // of fresh answers, over their size: `typical_error` of keyhole.recovery
+  const told = ending?.heldout;
+  if (!told?.answers.length || ending.result.worst_error === null) return null;
+  const sizes = told.answers.map(Math.abs), usual = middle(sizes);
+  return middle(told.answers.map((answer, n) => (answer === told.predictions[n] ? 0 : Math.abs(answer - told.predictions[n]) / Math.max(sizes[n], usual))));
 }
 function seconds(number) {
   if (number < 10) return `${number.toFixed(1)} s`;
@@ -92,7 +107,7 @@ function route() {
   const [, kind, rest] = /^#(run|compare)=(.*)$/.exec(location.hash) ?? [null, null, ""];
   const before = selected;
   comparing = null;
-  if (kind === "compare") comparing = decodeURIComponent(rest).split(",", 2);
+  if (kind === "compare") comparing = decodeURIComponent(rest).split(",").filter(Boolean);
   else if (kind === "run") selected = decodeURIComponent(rest);
   if (selected === null && list.length) selected = list[0].id;
   if (selected !== before || !source) { run = null; drawn = { version: -1, pictures: [] }; said = ""; connect(); }
@@ -196,8 +211,8 @@ function showTiles(now, active) {
   say("t-left", now.left === null ? "no limit" : whole(now.left));
   say("t-left-note", now.budget === null ? "" : `of ${whole(now.budget)}`);
   say("t-error-name", result ? "Held-out error" : "Error so far");
-  say("t-error", result ? figure(result.worst_error) : now.error === null ? "–" : `± ${figure(now.error, 1)}`);
-  say("t-error-note", result ? "largest of fresh answers" : now.error === null ? "the method does not tell yet" : "of what was read, relative");
+  say("t-error", result ? figure(typicalError(run.ending)) : now.error === null ? "–" : `± ${figure(now.error, 1)}`);
+  say("t-error-note", result ? "of half the fresh answers, over their size" : now.error === null ? "the method does not tell yet" : "of what was read, relative");
   say("t-time", seconds(now.seconds));
   say("t-time-note", run.attempts > 1 ? `attempt ${run.attempts}` : "");
 }
@@ -242,6 +257,9 @@ function showCurve(now) {
   $("curve").replaceChildren(svg);
 }
 
+function overBar(ratio) {
+  return ratio <= 1 ? `, the worst error ${figure(100 * ratio)} % of its error bar` : `, the worst error ${figure(ratio)} × its error bar`;
+}
 function showHeldout() {
   const told = run.ending?.heldout, result = run.ending?.result;
   const errors = told ? told.answers.map((answer, n) => Math.abs(answer - told.predictions[n])) : run.progress.heldout;
@@ -250,9 +268,10 @@ function showHeldout() {
     $("heldout").replaceChildren();
     return;
   }
-  const share = !result || result.worst_ratio === null ? "" : `, at most ${figure(100 * result.worst_ratio)} % of the error bar`;
+  const typical = typicalError(run.ending), share = result && result.worst_ratio !== null ? overBar(result.worst_ratio) : "";
+  const size = typical === null ? `, largest error ${figure(Math.max(...errors))}` : `, half of them predicted to ${figure(typical)} of their size`;
   const stated = result?.certified && result.statement ? ` ${result.statement}.` : "";
-  say("heldout-note", `${whole(errors.length)} fresh answers${result ? "" : " so far"}, largest error ${figure(Math.max(...errors))}${share}.${stated}`);
+  say("heldout-note", `${whole(errors.length)} fresh answers${result ? "" : " so far"}${size}${share}.${stated}`);
   const seen = errors.filter((error) => error > 0), high = Math.ceil(Math.log10(Math.max(...seen, 1e-300))), low = Math.min(high - 1, Math.floor(Math.log10(Math.min(...seen, 1e300))));
   const width = 420, height = 130, left = 46, step = (width - left) / errors.length;
   const y = (error) => (error > 0 && seen.length ? 6 + ((high - Math.log10(error)) / (high - low)) * (height - 12) : height);
@@ -260,7 +279,7 @@ function showHeldout() {
     "aria-label": `Errors of ${errors.length} fresh answers, the largest ${figure(Math.max(...errors))}, the least ${figure(Math.min(...errors))}` });
   if (seen.length) for (const power of [high, low]) {
     svg.append(draw("line", { class: "grid", x1: left, x2: width, y1: y(10 ** power), y2: y(10 ** power) }));
-    svg.append(draw("text", { x: left - 6, y: y(10 ** power) + 4, "text-anchor": "end" }, `1e${power}`));
+    svg.append(draw("text", { x: left - 6, y: y(10 ** power) + 4, "text-anchor": "end" }, powerOfTen(power)));
   }
   errors.forEach((error, n) => svg.append(draw("circle", { class: "mark", cx: left + step * (n + 0.5), cy: y(error), r: Math.max(1.5, Math.min(4, step / 2.6)) })));
   svg.append(draw("text", { x: left, y: height + 18 }, "error of each fresh answer, exact ones at the foot"));
@@ -297,19 +316,42 @@ function paint(canvas, rows, columns, cells) {
   });
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
-function pictureOf(picture) {
-  const [rows, columns] = picture.shape, canvas = make("canvas", { role: "img" }), ramp = make("canvas", { "aria-hidden": "true" });
-  const pooled = picture.cells[0] !== rows || picture.cells[1] !== columns;
+function canvasOf(picture, largest = picture.largest) {
+  const [rows, columns] = picture.shape, canvas = make("canvas", { role: "img" });
   canvas.setAttribute("aria-label", `${picture.name}, ${rows} by ${columns}, entries up to ${figure(picture.largest)} in size`);
-  paint(canvas, ...picture.cells, bytes(picture.data));
-  paint(ramp, 1, 255, Int8Array.from({ length: 255 }, (_, n) => n - 127));
-  return make("figure", {}, canvas,
-    make("figcaption", {}, `${picture.name}, ${rows} × ${columns}${pooled ? "; a square shows the largest of several entries" : ""}`,
-      make("div", { class: "scale" }, `−${figure(picture.largest)}`, ramp, `+${figure(picture.largest)}`)));
+  const part = largest > 0 ? picture.largest / largest : 1;
+  paint(canvas, ...picture.cells, bytes(picture.data).map((byte) => Math.round(byte * part)));
+  return canvas;
 }
+function scaleOf(largest) {
+  const ramp = make("canvas", { "aria-hidden": "true" });
+  paint(ramp, 1, 255, Int8Array.from({ length: 255 }, (_, n) => n - 127));
+  return make("div", { class: "scale" }, `−${figure(largest)}`, ramp, `+${figure(largest)}`);
+}
+function pictureOf(picture) {
+  const [rows, columns] = picture.shape, pooled = picture.cells[0] !== rows || picture.cells[1] !== columns;
+  return make("figure", {}, canvasOf(picture),
+    make("figcaption", {}, `${picture.name}, ${rows} × ${columns}${pooled ? "; a square shows the largest of several entries" : ""}`, scaleOf(picture.largest)));
+}
+function gridOf(all) {  // one colour scale for all, so that a quiet head looks quiet
+  const largest = Math.max(...all.map((picture) => picture.largest));
+  const choose = (picture, place) => {
+    const button = make("button", { type: "button", class: "small" }, canvasOf(picture, largest), make("small", {}, picture.name));
+    button.setAttribute("aria-pressed", String(place === large));
+    button.addEventListener("click", () => { large = place; showPictures(); $("pictures").querySelectorAll("button.small")[place].focus(); });
+    return button;
+  };
+  return [make("div", { class: "grid" }, ...all.map(choose)), scaleOf(largest)];
+}
+let large = 0;  // which picture of the grid is shown large
 function showPictures() {
-  $("pictures").replaceChildren(...drawn.pictures.map(pictureOf));
-  $("pictures").classList.toggle("alone", drawn.pictures.length === 1);
+  const all = drawn.pictures, many = all.length > FEW_PICTURES;
+  const again = document.activeElement?.matches("button.small");  // a new state must not lose the focus
+  if (large >= all.length) large = 0;
+  $("pictures").replaceChildren(...(many ? [...gridOf(all), pictureOf(all[large])] : all.map((each) => pictureOf(each))));
+  if (many && again) $("pictures").querySelectorAll("button.small")[large].focus();
+  $("pictures").classList.toggle("alone", all.length === 1);
+  $("pictures").classList.toggle("many", many);
   if (run && run.id === selected) showQuestions(run.progress, run.state === "running" || run.state === "stopping");
 }
 function showQuestions(now, active) {
@@ -351,26 +393,46 @@ function paintQuestions(now) {
 // --- comparing -----------------------------------------------------------------------------------------------------
 
 function fillChoices() {
-  ["first", "second"].forEach((name, place) => {
-    const choice = $(name), wanted = list.map((one) => one.id).join();
-    if (choice.dataset.ids !== wanted) {
-      choice.dataset.ids = wanted;
-      choice.replaceChildren(...list.map((one) => make("option", { value: one.id }, one.id)));
-    }
-    choice.value = comparing[place];
-  });
+  const key = list.map((one) => one.id).join();
+  if ($("choices").dataset.ids !== key) {
+    $("choices").dataset.ids = key;
+    $("choices").replaceChildren(...list.map((one) => {
+      const box = make("input", { type: "checkbox", value: one.id });
+      box.addEventListener("change", () => goTo(`#compare=${encodeURIComponent(chosen().join(","))}`));
+      return make("label", { class: "inline" }, box, one.id);
+    }));
+  }
+  for (const box of $("choices").querySelectorAll("input")) {
+    box.checked = comparing.includes(box.value);
+    box.disabled = !box.checked && comparing.length >= MOST_COMPARED;
+  }
+}
+const chosen = () => [...$("choices").querySelectorAll("input:checked")].map((box) => box.value);
+function showDistances(data) {
+  const many = data.runs.length > 2, apart = data.distances[0][1];
+  const note = data.notes.length ? `No distance: ${data.notes.join("; ")}.` : "";
+  if (many) say("apart", `Relative distances of what was found, up to what no query can tell apart. ${note}`);
+  else $("apart").replaceChildren(...(apart === null ? [note] :
+    ["What they found is ", make("strong", {}, figure(apart)), " apart: the relative distance, up to what no query can tell apart."]));
+  show($("distances"), many);
+  if (!many) { $("distances").replaceChildren(); return; }
+  const name = (one, scope) => make("th", { scope }, one.id);
+  $("distances").replaceChildren(make("table", { id: "apart-table" }, make("caption", { class: "hidden" }, "Relative distances of what was found"),
+    make("thead", {}, make("tr", {}, make("td"), ...data.runs.map((one) => name(one, "col")))),
+    make("tbody", {}, ...data.runs.map((one, row) => make("tr", {}, name(one, "row"),
+      ...data.distances[row].map((each, column) => make("td", {}, row === column ? "" : figure(each))))))));
 }
 let wanted = 0;
 async function showCompare() {
   fillChoices();
-  const mine = ++wanted, [first, second] = comparing;
-  const { ok, data } = await ask(`/api/compare?first=${encodeURIComponent(first)}&second=${encodeURIComponent(second ?? "")}`);
+  const mine = ++wanted;
+  const { ok, data } = await ask(`/api/compare?names=${encodeURIComponent(comparing.join(","))}`);
   if (mine !== wanted || !comparing) return;  // something else is wanted by now
   say("compare-error", ok ? "" : `${data.error}.`);
   show($("table"), ok);
-  if (!ok) { say("apart", ""); return; }
-  $("apart").replaceChildren(...(data.distance === null ? [`${data.note.charAt(0).toUpperCase()}${data.note.slice(1)}.`] :
-    ["What they found is ", make("strong", {}, figure(data.distance)), " apart: the relative distance, up to what no query can tell apart."]));
+  show($("sides"), ok);
+  if (!ok) { say("apart", ""); $("distances").replaceChildren(); return; }
+  showDistances(data);
   const result = (one) => one.ending?.result, rows = [
     ["Box", (one) => one.label],
     ["Outcome", (one) => (result(one) ? words(result(one).outcome) : one.state)],
@@ -378,18 +440,17 @@ async function showCompare() {
     ["Queries", (one) => whole(result(one)?.queries ?? one.progress.queries)],
     ["Fewest possible", (one) => (result(one)?.counting_bound ? whole(result(one).counting_bound) : "–")],
     ["Queries over that", (one) => (result(one)?.ratio ? `${result(one).ratio.toFixed(3)} ×` : "–")],
-    ["Largest held-out error", (one) => figure(result(one)?.worst_error)],
-    ["… over its error bar", (one) => figure(result(one)?.worst_ratio)],
+    ["Held-out error, relative", (one) => figure(typicalError(one.ending))],
+    ["Worst over its error bar", (one) => figure(result(one)?.worst_ratio)],
     ["Distance from the truth", (one) => figure(one.ending?.distance)],
     ["Asked now, from the journal", (one) => `${whole(one.progress.new)}, ${whole(one.progress.journal)}`],
     ["Seconds", (one) => figure(result(one)?.seconds)],
   ];
-  say("name-first", data.runs[0].id);
-  say("name-second", data.runs[1].id);
+  $("names").replaceChildren(make("tr", {}, make("td"), ...data.runs.map((one) => make("th", { scope: "col" }, one.id))));
   $("rows").replaceChildren(...rows.map(([name, read]) => make("tr", {}, make("th", { scope: "row" }, name), ...data.runs.map((one) => make("td", {}, read(one))))));
-  ["pictures-first", "pictures-second"].forEach((name, place) => {
-    $(name).replaceChildren(...(data.pictures[place].length ? data.pictures[place].map(pictureOf) : [make("p", { class: "faint" }, "Nothing so far.")]));
-  });
+  $("sides").replaceChildren(...data.runs.map((one, place) => make("div", { class: "pictures" },
+    ...(data.runs.length > 2 ? [make("h4", {}, one.id)] : []),
+    ...(data.pictures[place].length ? data.pictures[place].map((each) => pictureOf(each)) : [make("p", { class: "faint" }, "Nothing so far.")]))));
 }
 
 // --- the form ------------------------------------------------------------------------------------------------------
@@ -431,7 +492,6 @@ async function begin() {
   $("stop").addEventListener("click", () => { if (run.state === "running") act("stop", {}); });
   $("resume").addEventListener("click", () => act("resume", run.least_budget === null ? {} : { budget: $("new-budget").value }));
   $("to-compare").addEventListener("click", () => goTo(`#compare=${encodeURIComponent(list.slice(0, 2).map((one) => one.id).join(","))}`));
-  for (const name of ["first", "second"]) $(name).addEventListener("change", () => goTo(`#compare=${encodeURIComponent(`${$("first").value},${$("second").value}`)}`));
   $("leave-compare").addEventListener("click", () => goTo(selected ? `#run=${encodeURIComponent(selected)}` : "#"));
   addEventListener("hashchange", route);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { showPictures(); if (comparing) showCompare(); });
