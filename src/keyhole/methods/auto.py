@@ -137,6 +137,7 @@ class _Auto:
         self.known: dict[str, Any] = {}  # what details say, whichever attempt is the last
         self.naming: Naming | None = None  # of the parts of one head, where they were looked for
         self.bends = False  # whether single tokens were answered by a bent map
+        self.unmeasured: Task | None = None  # before errors were measured that an oracle may not have
 
     def steps(self) -> Steps[Attempt]:
         """Triage, an attempt, and where that fails a diagnosis and further ones."""
@@ -157,7 +158,8 @@ class _Auto:
             return self._result(last)
         if last is not None and last.outcome not in MAY_BE_ANOTHER_FAMILY:
             return (yield from self._go_on(last, None))
-        return (yield from self._with_unseen_errors(evidence, (yield from self._after_diagnosis(last))))
+        last = yield from self._with_unseen_errors(evidence, (yield from self._after_diagnosis(last)))
+        return (yield from self._without_errors(last))
 
     def _without_triage(self, error: Exception) -> Steps[Attempt]:
         """How triage ended, unless a head explains it whose weights are logits over their sum: not of zero tokens."""
@@ -245,11 +247,13 @@ class _Auto:
 
     def _with_measured_noise(self, family: str | None, last: Attempt) -> Steps[Attempt]:
         """Measure the errors of an oracle that contradicts itself, and try the method that allows for them."""
+        before = self.task
         try:
             self.task, details = yield from ask_noise(self.task, self.ledger)
         except (*ENDS, Unrecoverable):
             return last
         self.known |= details
+        self.unmeasured = before if self.noise.kind == "bounded" else None
         return last if self.noise.kind == "exact" else (yield from self._again_behind_noise(family, last))
 
     def _with_further_options(self, last: Attempt) -> Steps[Attempt]:
@@ -299,6 +303,19 @@ class _Auto:
             return ended
         last = yield from self._with_measured_noise(evidence.family, ended)
         return ended if last is ended and self.noise.kind == "exact" else self._result(last)
+
+    def _without_errors(self, last: Attempt) -> Steps[Attempt]:
+        """Several heads of other parts, where answers that jump were taken for errors that no method explains."""
+        if last.certified or last.outcome in FINAL or self.unmeasured is None:
+            return last
+        measured, self.task = self.task, self.unmeasured
+        for method, options in self._by_parts_of_heads():
+            found = yield from self._attempt(method, options)
+            if found.certified:
+                self.known = {name: value for name, value in self.known.items() if not name.startswith("noise")}
+                return self._result(found)
+        self.task = measured
+        return last
 
     def _with_seen_decimals(self, family: str | None, last: Attempt) -> Steps[Attempt]:
         """Small held-out answers may show decimals that long ones have not: try a method that allows for them."""
@@ -356,11 +373,15 @@ class _Auto:
 
     def _by_parts(self, diagnosis: Diagnosis) -> list[tuple[Method, Mapping[str, Any]]]:
         """The method for the parts that were named, and those that find the parts of several heads themselves."""
-        fitting = self._of_names(diagnosis)
-        if self.several_outputs and self.noise.kind == "exact" and not self.task.options:
-            of_numbers = [method for method in METHODS.values() if method.answers == "numbers"]
-            fitting += [(method, method.when_refuted) for method in of_numbers if method.when_refuted]
+        fitting = self._of_names(diagnosis) + self._by_parts_of_heads()
         return [each for each in fitting if each not in self.tried]
+
+    def _by_parts_of_heads(self) -> list[tuple[Method, Mapping[str, Any]]]:
+        """Methods that find the parts of several heads themselves."""
+        if not self.several_outputs or self.noise.kind != "exact" or self.task.options:
+            return []
+        of_numbers = [method for method in METHODS.values() if method.answers == "numbers"]
+        return [(method, method.when_refuted) for method in of_numbers if method.when_refuted]
 
     def _of_names(self, diagnosis: Diagnosis) -> list[tuple[Method, Mapping[str, Any]]]:
         """The method for the parts that were named."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ from keyhole.methods.forms.scale import ScaleSearch, floor_power
 from keyhole.methods.forms.value import Value
 from keyhole.methods.parts.score_forms.readings import (
     LARGEST,
+    LOST,
     Names,
     PairLogits,
-    Tokens,
     always,
     ask_of_one_output,
     ask_values,
@@ -38,6 +39,7 @@ ASSUMPTIONS = (
 AIM, SHORTER = 0.7, 0.25
 # The norm of the first probe, and a logit that can be told from rounding by many digits.
 PROBE, CLEAR = 2.0**-10, 1e-7
+FEW = 3  # pairs that are asked before the rest of a column
 TINY = 1e-300  # instead of a size of zero
 NO_LENGTH = "tokens of any length weigh as much as a zero token: logits are none of distances"
 
@@ -140,43 +142,59 @@ class _Learner:
         # First tokens of the norm that suits their own lengths; last ones as long, or shorter where scores are large.
         first = min((AIM / float(np.max(np.abs(sizes)))) ** 0.5, self.longest)
         first = last = reader.decide(float(floor_power(first)))
-        score = np.zeros((width, width))
-        # One pair says how large scores may be, a column how large they are.
-        for columns, rows in ((np.arange(1), 1), (np.arange(1), width), (np.arange(1, width), width)):
-            found = yield from self._ask_columns(reader, sizes, columns, first, last, rows)
-            score[:rows, columns] = found[:, columns]
-            size = max(float(np.sqrt(np.mean(found[:, columns] ** 2))) if columns.size else 0.0, TINY)
+        lasts, lengths, signs = (np.full((width, width), each) for each in (last, 0.0, 1.0))
+        # One pair says how large scores may be, a few more of its column better, and the column how large they are.
+        every, zeros = np.arange(width), np.zeros(width, dtype=int)
+        ends = (0, 1, 1 + FEW, width)
+        batches = [(every[one:two], zeros[one:two]) for one, two in pairwise(ends)]
+        batches.append((np.repeat(every, width - 1), np.tile(every[1:], width)))
+        for one, two in batches:
+            lasts[one, two], lengths[one, two], signs[one, two] = yield from self._ask_pairs(
+                reader, sizes, (one, two), first, last
+            )
+            score = _solve_scores(lasts, lengths, signs, first)
+            known = score[: one[-1] + 1, 0] if one.size else score[:1, 0]
+            size = max(float(np.sqrt(np.mean(known**2))), TINY)
             last = reader.decide(float(floor_power(min(first, AIM / (first * size)))))
         return score
 
-    def _ask_columns(
-        self, reader: PairLogits, sizes: Floats, columns: Integers, first: float, last: float, rows: int
-    ) -> Steps[Floats]:
-        """Scores of the first rows with some columns, at shorter last tokens again where they are too large."""
-        found = np.zeros((rows, len(self.rows)))
-        while columns.size:
-            some, others = np.repeat(np.arange(rows), columns.size), np.tile(columns, rows)
+    def _ask_pairs(
+        self, reader: PairLogits, sizes: Floats, pairs: tuple[Integers, Integers], first: float, last: float
+    ) -> Steps[tuple[Floats, Floats, Floats]]:
+        """Norms of last tokens, logits less what lengths add, and signs, of pairs (row, column): (n,) each.
+
+        Where a logit is too large, its last token is asked for again, shorter.
+        """
+        one, two = pairs
+        norms, logits, signs = np.full(len(one), last), np.zeros(len(one)), np.ones(len(one))
+        open_ = np.arange(len(one))
+        while open_.size:
             read = yield from reader.read_any(
                 "score",
-                (columns, last),
-                always(-first * self.rows[some]),
-                self._lasts(others),
+                (open_, norms),
+                lambda each: -first * self.rows[one[each[0]]],
+                lambda each: each[1][each[0], None] * self.rows[two[each[0]]],
             )
-            own = last**2 * sizes[others] - first**2 * sizes[some]
-            logits, signs = (read.logits - own).reshape(rows, -1), read.signs.reshape(rows, -1)
-            # σ·(−first·last·s_ij) − last²·s_jj, where σ says which of them were turned round.
-            each = np.arange(columns.size)
-            selves = -logits[columns, each] / (signs[columns, each] * first * last + last**2)
-            found[:, columns] = -signs * (logits + last**2 * selves) / (first * last)
-            found[columns, columns] = selves
-            bad = np.max(np.abs(read.logits.reshape(rows, -1)), axis=0) > 2 * LARGEST
-            bad |= (signs[columns, each] < 0) & (last > first / 2)
-            columns, last = reader.decide(columns[bad]), SHORTER * last
-        return found
+            open_, norms = read.choice
+            short = norms[open_]
+            logits[open_] = read.logits - short**2 * sizes[two[open_]] + first**2 * sizes[one[open_]]
+            signs[open_] = read.signs
+            bad = np.abs(read.logits) > 2 * LARGEST
+            bad |= (one[open_] == two[open_]) & (read.signs < 0) & (short > first / 2)
+            shares = AIM / np.maximum(np.abs(read.logits), AIM / SHORTER)
+            shares = np.where(np.abs(read.logits) < LOST, shares, SHORTER)  # nothing is known of those
+            norms = norms.copy()  # the tape keeps the others
+            norms[open_[bad]] *= shares[bad]
+            open_, norms = reader.decide((open_[bad], norms))
+        return norms, logits, signs
 
-    def _lasts(self, columns: Integers) -> Tokens:
-        """Rows of a norm that is chosen."""
-        return lambda choice: choice[1] * self.rows[columns]
+
+def _solve_scores(lasts: Floats, logits: Floats, signs: Floats, first: float) -> Floats:
+    """Scores s from logits −σ·first·last·s_ij − last²·s_jj, where σ says which first tokens were turned round."""
+    own = -np.diag(logits) / (np.diag(signs) * first * np.diag(lasts) + np.diag(lasts) ** 2)
+    score = np.asarray(-signs * (logits + lasts**2 * own) / (first * lasts))
+    np.fill_diagonal(score, own)
+    return score
 
 
 def _alike(first: Floats, last: Floats) -> Any:

@@ -38,12 +38,12 @@ ASSUMPTIONS = (
 # Of squares, first tokens lean so far towards the last one that the sign of a logit shows; so many digits are lost.
 LEAN = 1e3
 # A last token that scores with itself this much less than another does is no unit for scores: another one is taken.
-FAINT = 32.0
+# Its column is known to as many times fewer digits; of squares the sign of a logit must still show.
+FAINT, FAINT_SQUARED = 256.0, 32.0
 # So many rows say so: one may score next to nothing with the same token.
 PROBES = 2
-# Where the first token has so many times the mass of the last one it is asked for again,
-# with the second.
-HEAVY, EVEN = 64.0, 0.7
+# Where the first token has more than so many times the mass of the last one it is asked for again, with the second.
+HEAVY, EVEN = 2 * FAINT, 0.7
 MOST_TRIES = 32
 # How long tokens are where lengths are powers in the answer, so that an output bias is nothing beside it.
 LONG = 2.0**60
@@ -78,6 +78,11 @@ class Ratios:
             ratios[heavy], radius[heavy] = again
         self.tape.append((choice, ratios, radius))
         return choice, ratios
+
+    @property
+    def faint(self) -> float:
+        """Above this a ratio says that its last token is no unit."""
+        return FAINT_SQUARED if self.squared else FAINT
 
     def _ask(self, stage: str, rows: Floats, lasts: Floats, factors: Floats) -> Steps[tuple[Floats, Floats]]:
         lean = LEAN if self.squared else 0.0
@@ -214,11 +219,12 @@ def _ask_lasts(rows: Floats, reader: Ratios) -> Steps[tuple[Floats, Integers, Fl
             "directions", None, always(rows[many], lasts[asked], np.full(len(many), -2.0))
         )
         ratios[:, open_] = found.reshape(count, -1)
-        open_ = reader.decide(np.flatnonzero(np.max(np.abs(ratios), axis=0) > FAINT))
+        open_ = reader.decide(np.flatnonzero(np.max(np.abs(ratios), axis=0) > reader.faint))
         if not open_.size:
             return lasts, probes, ratios
         lasts = lasts.copy()
-        lasts[open_] = rows[open_] + (-1.0) ** tries * tries * rows[(open_ + 1 + tries) % width]
+        # Added, not taken away: rows share the value evenly, and a token without any would tell next to nothing.
+        lasts[open_] = rows[open_] + (1 + tries) * rows[(open_ + 1 + tries) % width]
     raise Unrecoverable(Outcome.WRONG_FAMILY, NO_SCALE)
 
 
@@ -241,10 +247,10 @@ def _ask_units(rows: Floats, reader: Ratios, lasts: Floats, ratios: Floats) -> S
         )
         some = open_ - 1
         units[open_] = (mine[place, 0] - found * one[some]) / (found * two[some] - theirs[place, some])
-        open_ = reader.decide(open_[np.abs(found) > FAINT])
+        open_ = reader.decide(open_[np.abs(found) > reader.faint])
         if not open_.size:
             return units
-        stretch[open_] = (-1.0) ** tries * (1 + tries / 2)
+        stretch[open_] = 1 + tries / 2
     raise Unrecoverable(Outcome.WRONG_FAMILY, NO_SCALE)
 
 
