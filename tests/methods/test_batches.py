@@ -9,6 +9,8 @@ from keyhole import AttentionLayer, Labels, MultiHead, OneLayer, ReluNet, Residu
 from keyhole.families import Family
 from keyhole.families.parts import Attention
 from keyhole.families.parts.length_laws import LogLength
+from keyhole.families.parts.links import Softcap
+from keyhole.families.parts.normalisers import Sink
 from keyhole.methods.batches import in_batches
 
 WIDTH, LENGTHS = 3, (1, 2, 3, 7, 8, 40, 64)
@@ -30,6 +32,9 @@ def _members() -> dict[str, Family]:
         "one-layer": OneLayer(head(), net, residual=True),
         "relu-net": net,
         "labels": Labels(head(), (0, 1, 2)),
+        "softcap and sink": SingleHead(
+            single.score, single.value, attention=Attention(Softcap(np.asarray(2.0)), Sink(np.asarray(0.3)))
+        ),
         "counts tokens": SingleHead(single.score, single.value, attention=Attention(length_law=LogLength())),
         "all positions": AttentionLayer(rng.standard_normal((2, 3, 3)), rng.standard_normal((2, 3, 2))),
     }

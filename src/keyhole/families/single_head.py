@@ -69,10 +69,9 @@ class SingleHead(Head):
         return SingleHead(0 * self.score, self.value, None, self.output_bias, parts)
 
     def padded(self, absent: Array) -> SingleHead | None:  # (batch, length)
-        """The head with no weight on what pads sequences; None with other parts than those of a softmax."""
-        if not self.attention.is_softmax:
-            return None
-        return replace(self.like(absent), attention=replace(SOFTMAX, absent=absent))
+        """The head with no weight on what pads sequences; None where it counts tokens or places."""
+        head = self.like(absent)
+        return replace(head, attention=replace(head.attention, absent=absent)) if self.attention.can_pad else None
 
     def as_single_tokens(self, tokens: Array) -> Array:  # (batch, length, width) -> (batch, width)
         """What the head mixes of its tokens."""

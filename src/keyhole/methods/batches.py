@@ -7,12 +7,14 @@ from typing import Generic, NamedTuple
 
 import numpy as np
 
-from keyhole.arrays import Array, Integers, namespace
+from keyhole.arrays import Array, Integers, Space, namespace
 from keyhole.families import F, F_co
 
 # Tokens that pad a batch, at most: a batch more costs as much as numbers of so many tokens, and beside large arrays, of
 # which squares are made for every batch, as much as some products of a token with them.
 PADDING_NUMBERS, PADDING_TOKENS = 2**14, 16
+# The same on a device, where some hundred launches of a batch take about 1 ms, in which so many numbers are worked out.
+DEVICE_PADDING = 2**22
 
 
 class Batch(NamedTuple, Generic[F_co]):
@@ -29,11 +31,12 @@ def in_batches(params: F, groups: Iterable[tuple[Integers, Array]]) -> Iterator[
 
     Single tokens stay by themselves: families know more of these.
     """
-    room = PADDING_TOKENS + PADDING_NUMBERS // (params.width + (params.outputs or 1))
     joined: list[tuple[Integers, Array]] = []
     padding = 0
     for places, tokens in sorted(groups, key=lambda group: int(group[1].shape[1])):
         length = int(tokens.shape[1])
+        numbers = PADDING_NUMBERS if Space.of(tokens).on_cpu else DEVICE_PADDING
+        room = PADDING_TOKENS + numbers // (params.width + (params.outputs or 1))
         if joined:
             before = int(joined[-1][1].shape[1])
             padding += sum(len(where) for where, _ in joined) * (length - before)

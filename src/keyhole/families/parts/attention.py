@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from typing import Any
 
@@ -83,6 +83,16 @@ class Attention:
         return self is SOFTMAX or self == SOFTMAX
 
     @property
+    def can_pad(self) -> bool:
+        """Whether tokens of no mass change nothing: how many there are and where does not count."""
+        return (
+            self.length_law == _LENGTH_LAW
+            and self.position_bias == _POSITION_BIAS
+            and type(self.normaliser) in (Sum, Sink)
+            and not self.link.is_power
+        )
+
+    @property
     def ignores_shifts(self) -> bool:
         """Whether the same added to all logits of a sequence changes no weight."""
         return self.link == SOFTMAX.link and self.normaliser.ignores_shifts
@@ -157,10 +167,7 @@ class Attention:
         for path, change in changes.items():
             kind, _, name = path.partition(".")
             if kind == "normaliser":
-                other = [
-                    Attention(self.link, self.normaliser.moved(name, step), self.position_bias, self.length_law)
-                    for step in (change, -change)
-                ]
+                other = [replace(self, normaliser=self.normaliser.moved(name, step)) for step in (change, -change)]
                 total = total + xp.maximum(*(xp.abs(each.weights(logits) - weights) for each in other))
         return total
 
