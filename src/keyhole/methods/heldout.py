@@ -77,6 +77,9 @@ SINGLE = 4  # as many are of heads that weigh k tokens at most, and have one mor
 SOFT_KINK_SIZES, SOFT_LOGITS = (0.3, 30.0), (0.3, 3.0)
 SOFT_TRIES, SOFT_MOVES = 8, 1e-3
 EQUAL_LOGITS = 1e-6  # they differ by this part or less where all tokens are the same
+# Within a bound on norms all but one in so many near tokens, and tokens of nets, are as long as that: what bends just
+# inside it shows nowhere else.
+RIM_EVERY = 4
 # A token near a kink lies within this part of its norm of it.
 AROUND_KINK = 0.1
 
@@ -188,8 +191,9 @@ class _Source:
         if self.params.tells_labels and not wanted:
             for n in some:
                 lengths[n], norms[n] = 1, "longest"
+        cut = self.signature.norm_limit < self.signature.width**0.5  # normal tokens are all as long as tokens may be
         for n, norm in enumerate(norms):
-            if structures[n] == "ordinary" and norm != "normal" and self.rng.integers(2):
+            if structures[n] == "ordinary" and (norm != "normal" or cut) and self.rng.integers(2):
                 if self.signature.max_norm is not None:
                     # Mixtures of different tokens are shorter than tokens may be: near ones show what is far out.
                     structures[n] = "near"
@@ -247,13 +251,18 @@ class _Source:
         soft = length > 1 and self.behind is not None and (norm == "logits" or (norm == "any" and rng.integers(2) > 0))
         if soft:
             tokens, scale = self._seen_behind(tokens), 1.0
+        rim = (structure == "near" or not self.has_attention) and signature.max_norm is not None
+        rim = rim and norm != "any" and rng.integers(RIM_EVERY) > 0 and bool(np.any(tokens[-1]))
+        if rim:
+            scale = signature.norm_limit / float(np.linalg.norm(tokens[-1]))
         # Rounded, so that the last digits of an estimate do not make other queries of the same ones.
         tokens *= float(f"{scale:.2g}")
         if norm == "longest" and structure == "ordinary" and self.sure and self.has_attention:
             tokens = self._undecided(tokens)
         with np.errstate(divide="ignore", invalid="ignore"):
             sizes = np.linalg.norm(tokens, axis=1, keepdims=True)
-            inside = 1.0 if norm == "normal" else 1.0 - 0.5 * rng.uniform() ** 2  # normal tokens end at the very rim
+            # Normal tokens end at the very rim.
+            inside = 1.0 if norm == "normal" or rim else 1.0 - 0.5 * rng.uniform() ** 2
             limit = min(signature.norm_limit, signature.space.huge**0.25) * inside
             tokens = np.where(sizes > limit, tokens * (limit / sizes), tokens)
         if structure == "ordinary" and norm != "normal" and not soft and rng.integers(2):
