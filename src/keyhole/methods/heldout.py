@@ -78,6 +78,9 @@ SINGLE = 4  # as many are of heads that weigh k tokens at most, and have one mor
 SOFT_KINK_SIZES, SOFT_LOGITS = (0.3, 30.0), (0.3, 3.0)
 SOFT_TRIES, SOFT_MOVES = 8, 1e-3
 EQUAL_LOGITS = 1e-6  # they differ by this part or less where all tokens are the same
+# Within a bound on norms all but one in so many near tokens, and tokens of nets, are as long as that: what bends just
+# inside it shows nowhere else.
+RIM_EVERY = 4
 # A token near a kink lies within this part of its norm of it.
 AROUND_KINK = 0.1
 
@@ -189,8 +192,9 @@ class _Source:
         if self.params.tells_labels and not wanted:
             for n in some:
                 lengths[n], norms[n] = 1, "longest"
+        cut = self.signature.norm_limit < self.signature.width**0.5  # normal tokens are all as long as tokens may be
         for n, norm in enumerate(norms):
-            if structures[n] == "ordinary" and norm != "normal" and self.rng.integers(2):
+            if structures[n] == "ordinary" and (norm != "normal" or cut) and self.rng.integers(2):
                 if self.signature.max_norm is not None:
                     # Mixtures of different tokens are shorter than tokens may be: near ones show what is far out.
                     structures[n] = "near"
@@ -248,14 +252,19 @@ class _Source:
         soft = length > 1 and self.behind is not None and (norm == "logits" or (norm == "any" and rng.integers(2) > 0))
         if soft:
             tokens, scale = self._seen_behind(tokens), 1.0
+        rim = not soft and signature.max_norm is not None and (structure == "near" or not self.has_attention)
+        rim = rim and norm != "any" and bool(rng.integers(RIM_EVERY) > 0) and bool(np.any(tokens[-1]))
+        if rim:
+            scale = signature.norm_limit / float(np.linalg.norm(tokens[-1]))
         # Rounded, so that the last digits of an estimate do not make other queries of the same ones.
         tokens *= float(f"{scale:.2g}")
         if norm == "longest" and structure == "ordinary" and self.sure and self.has_attention:
             tokens = self._undecided(tokens)
         with np.errstate(divide="ignore", invalid="ignore"):
             sizes = np.linalg.norm(tokens, axis=1, keepdims=True)
-            inside = 1.0 if norm == "normal" else 1.0 - 0.5 * rng.uniform() ** 2  # normal tokens end at the very rim
-            limit = min(signature.norm_limit, signature.space.huge**0.25) * inside
+            # Normal tokens end at the very rim.
+            inside = 1.0 if norm == "normal" or rim else 1.0 - 0.5 * rng.uniform() ** 2
+            limit = min(signature.norm_limit, longest_finite(signature)) * inside
             tokens = np.where(sizes > limit, tokens * (limit / sizes), tokens)
         if structure == "ordinary" and norm != "normal" and not soft and rng.integers(2):
             last = self.params.onto_kinks(tokens[-1:], rng)
@@ -327,7 +336,7 @@ class _Source:
             self._turn += GOLDEN
             norm, factor = self._typical(by)
             return float(norm * factor ** (2.0 * (self._turn % 1.0) - 1.0))
-        known = min(signature.norm_limit, signature.space.huge**0.25, self.longest)
+        known = min(signature.norm_limit, longest_finite(signature), self.longest)
         sizes = LOGIT_SIZES if self.has_attention else KINK_SIZES if kind == "logits" else FAR_KINK_SIZES
         norm = by.token_norm(float(np.exp(rng.uniform(*np.log(sizes)))))
         if self.has_attention and (norm == np.inf or (self.sure and kind == "longest")):
@@ -373,12 +382,19 @@ def independent_radii(params: F, errors: F, tokens: Array, signature: Signature)
     return np.where(np.isnan(radii), np.inf, radii) + prediction_radii(params, known, tokens, signature)
 
 
+def longest_finite(signature: Signature) -> float:
+    """The norm up to which nothing overflows: answers that are rounded to a dtype may be computed in float32."""
+    huge = signature.space.huge
+    rounded = signature.noise.kind == "dtype"
+    return float((min(huge, float(np.finfo(np.float32).max)) if rounded else huge) ** 0.25)
+
+
 def longest_predictable(estimate: Estimate, signature: Signature, logit_radius: float) -> float:
     """The norm up to which the radii of scores leave logits known this well; infinite where there are no heads."""
     if not estimate.params.anatomy.attends:
         return float("inf")
     norm = estimate.params.logit_norm(estimate.radius, logit_radius)
-    return float(min(norm, signature.space.huge**0.25) if norm < np.inf else signature.space.huge**0.125)
+    return float(min(norm, longest_finite(signature)) if norm < np.inf else longest_finite(signature) ** 0.5)
 
 
 @dataclass
