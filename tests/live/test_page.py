@@ -288,6 +288,30 @@ def test_many_heads_are_a_grid_with_one_of_them_large(tabs: Callable[..., Tab], 
     phone.picture("phone-heads-dark")
 
 
+def test_tags_and_a_note_are_kept_and_found_again(tabs: Callable[..., Tab], server: LiveServer) -> None:
+    names = [start(server, QUICK) for _ in range(4)]
+    until(lambda: all(server.runs.get(name).state == "done" for name in names), "runs to end")
+    tab = tabs(f"{server.address}/#run={names[1]}")
+    page = tab.page
+    page.click("#remarks summary")
+    page.fill("#new-tags", "baseline, <i>paper</i>, " + "x" * 40)
+    page.fill("#new-note", "asked twice")
+    page.click("#remarks-form button")
+    expect(page.locator("#error-tags")).to_contain_text("32 characters")
+    page.fill("#new-tags", "baseline, <i>paper</i>")
+    page.click("#remarks-form button")
+    expect(page.locator("#tags .chip")).to_have_text(["baseline", "<i>paper</i>"])
+    expect(page.locator("#note")).to_have_text("asked twice")
+    expect(page.locator("#runs li")).to_have_count(4)
+    page.fill("#filter", "Baseline")
+    expect(page.locator("#runs li")).to_have_count(1)
+    expect(page.locator("#runs small")).to_contain_text("#baseline")
+    tab.picture("tags")
+    page.reload()
+    expect(page.locator("#tags .chip")).to_have_count(2)
+    tab.said = [said for said in tab.said if "422" not in said]  # which browsers print of their own accord
+
+
 def test_what_is_shown_stays_text(browser: Browser, finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "evil-words"
     folder.mkdir(parents=True)

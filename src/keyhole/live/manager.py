@@ -18,6 +18,7 @@ from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.gauge import distance
 from keyhole.live.form import DemoRequest, ServedTarget, read_form
 from keyhole.live.heatmap import pictures
+from keyhole.live.remarks import Remarks
 from keyhole.live.run import Run, add_report, carry_out
 from keyhole.progress import Observer
 from keyhole.runs.execute import Ending
@@ -103,6 +104,16 @@ class Runs:
         run.stop()
         return run
 
+    def remark(self, identity: str, given: Any) -> Run:
+        """Write down tags and a note: in the folder of a run of the page, of others as long as the page is open."""
+        run, remarks = self.get(identity), Remarks.of(given)
+        if run.state == "unreadable":
+            raise KeyholeError("this run cannot be read: nothing in its folder is changed")
+        if (self.folder / identity / LIVE).is_file():
+            remarks.save(self.folder / identity)
+        run.remark(remarks)
+        return run
+
     def _make_room(self) -> None:
         active = sum(run.active for run in self.all())
         if active >= MOST_ACTIVE:
@@ -181,6 +192,7 @@ class Runs:
             run = self._make_run(identity, request)
             run.state = "stopped"
             run.started = path.stat().st_mtime
+            run.remarks = Remarks.load(path.parent)
             if (path.parent / RUN).exists():
                 saved = read_run(path.parent)
                 run.ending = {name: saved.record[name] for name in ("result", "distance", "heldout")}
