@@ -287,7 +287,7 @@ function showHeldout() {
     return;
   }
   const typical = typicalError(run.ending), share = result && result.worst_ratio !== null ? overBar(result.worst_ratio) : "";
-  const size = typical === null ? `, largest error ${figure(Math.max(...errors))}` : `, half of them predicted to ${figure(typical)} of their size`;
+  const size = typical === null ? `, largest error ${figure(Math.max(...errors))}` : `, half of them ${typical === 0 ? "predicted exactly" : `predicted to ${figure(typical)} of their size`}`;
   const stated = result?.certified && result.statement ? ` ${result.statement}.` : "";
   say("heldout-note", `${whole(errors.length)} fresh answers${result ? "" : " so far"}${size}${share}.${stated}`);
   const seen = errors.filter((error) => error > 0), high = Math.ceil(Math.log10(Math.max(...seen, 1e-300))), low = Math.min(high - 1, Math.floor(Math.log10(Math.min(...seen, 1e300))));
