@@ -45,7 +45,7 @@ class Busy(KeyholeError):
 class Runs:
     """The runs of a page. Those it starts live in folders of their own below `folder`."""
 
-    def __init__(self, folder: Path, served: ServedTarget | None = None, *, reports: bool = True) -> None:
+    def __init__(self, folder: Path, served: Sequence[ServedTarget] = (), *, reports: bool = True) -> None:
         self.folder, self.served = folder, served
         self._after = add_report if reports else None
         self.version = 0  # changes whenever the list does
@@ -183,10 +183,8 @@ class Runs:
     def _read_run(self, identity: str, path: Path) -> Run:
         try:
             request = _read_request(path)
-            own = request.target.startswith("demo:") or (
-                self.served is not None and request.target == self.served.target
-            )
-            if not own:
+            named = request.target in {each.target for each in self.served}
+            if not (named or request.target.startswith("demo:")):
                 # A folder may come from anywhere, and a target may name code to run.
                 raise FileError(f"it is a run of {request.target}, which this page does not open")
             run = self._make_run(identity, request)

@@ -79,8 +79,7 @@ def _states_of(runs: Runs) -> "APIRouter":
 
     @router.get("/api/form")
     async def form() -> dict[str, Any]:
-        served = None if runs.served is None else runs.served.label
-        return {"families": describe_form(runs.served), "served": served, "version": KEYHOLE_VERSION}
+        return {"families": describe_form(runs.served), "version": KEYHOLE_VERSION}
 
     @router.get("/api/runs")
     async def listed() -> dict[str, Any]:
