@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+import keyhole as kh
 from keyhole.cli import main
 from keyhole.live import LiveServer, Runs
 from support.live import BOX, PATIENCE, SLOW, command, serving, until
@@ -62,6 +63,26 @@ def test_serve_ui_beside_a_box(tmp_path: Path) -> None:
         out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (0, ""), err
     assert (tmp_path / "runs" / made.json()["id"] / "journal.db").exists()
+
+
+def test_a_page_recovers_the_boxes_that_it_was_given(tmp_path: Path) -> None:
+    (tmp_path / "box.py").write_text(BOX)
+    kh.recover("demo:single-head?width=4").params.save(tmp_path / "head.safetensors")  # type: ignore[union-attr]
+    boxes = "--box", "file:head.safetensors", "--box", "python:box.py:make"
+    with command(tmp_path, "serve", "--ui", "--json", *boxes) as process:
+        assert process.stdout is not None
+        page = json.loads(process.stdout.readline())["page"]
+        with httpx.Client(base_url=page, trust_env=False, timeout=PATIENCE, headers={"Origin": page}) as browser:
+            families = {each["name"]: each["label"] for each in browser.get("/api/form").json()["families"]}
+            assert "head.safetensors" in families["served"]
+            assert "make() in box.py" in families["served-2"]
+            assert browser.post("/api/runs", json={"family": "served-3"}).status_code == 422
+            made = browser.post("/api/runs", json={"family": "served", "rate": "1000000"})
+            path = f"/api/runs/{made.json()['id']}"
+            until(lambda: browser.get(path).json()["outcome"] == "CERTIFIED", "the end")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, err
 
 
 def test_serve_ui_alone_ends_cleanly_and_says_what_is_left(tmp_path: Path) -> None:

@@ -211,3 +211,32 @@ def test_a_folder_may_not_name_code_to_run(finished: Path, tmp_path: Path) -> No
     with pytest.raises(kh.KeyholeError):
         run.begin()
     assert not (tmp_path / "ran").exists()
+
+
+def test_tags_and_notes_stay_with_a_run(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    with serving(folder) as server:
+        identity = start(server, QUICK)
+        until(lambda: server.runs.get(identity).state == "done", "the end")
+        note = "the first <b>one</b>\nof two"
+        assert act(server, identity, "remarks", {"tags": " paper,  width 6,paper, ", "note": note}).status_code == 200
+        for wrong in (
+            {"tags": "a,b,c,d,e,f,g,h,i"},
+            {"tags": "x" * 33},
+            {"note": "x" * 2001},
+            {"tags": 3},
+            {"no": ""},
+            [],
+        ):
+            assert act(server, identity, "remarks", wrong).status_code == 422, wrong
+        assert act(server, "no-such", "remarks").status_code == 404
+    with serving(folder) as server:
+        (found,) = server.runs.brief()["runs"]
+        assert (found["tags"], found["note"]) == (("paper", "width 6"), note)
+        assert act(server, identity, "remarks").status_code == 200  # nothing more to say
+        assert snapshot(server, identity)["tags"] == []
+    (folder / identity / "remarks.json").write_text('{"tags": 3}')
+    with serving(folder) as server:
+        assert "remarks.json is damaged" in snapshot(server, identity)["message"]
+        assert act(server, identity, "remarks", {"note": "mend"}).status_code == 409
+    assert (folder / identity / "remarks.json").read_text() == '{"tags": 3}'

@@ -44,6 +44,11 @@ TokenVariable = Annotated[
     str | None, typer.Option(metavar="NAME", help="Environment variable with a token that clients must send.")
 ]
 
+Boxes = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TARGET", help="A box that the page may recover besides demos, repeatable."),
+]
+
 
 def serve(
     target: ServedTargetName = None,
@@ -62,6 +67,7 @@ def serve(
     allow_host: AllowedHosts = None,
     token_env: TokenVariable = None,
     ui: Annotated[bool, typer.Option("--ui", help="A page that starts, shows, stops and compares recoveries.")] = False,
+    box: Boxes = None,
     runs: Annotated[Path, typer.Option(help="Folder for the runs of that page, and to find earlier ones.")] = RUNS,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -70,10 +76,13 @@ def serve(
 
     Example: `keyhole serve file:params.safetensors --decimals 4 --rate-limit 1000`, `keyhole serve --ui`
     """
+    if box and not ui:
+        raise UsageError("--box is for the page: keyhole serve --ui --box TARGET")
+    offered = [_offer(text) for text in box or ()]
     if target is None:
         if not ui:
             raise UsageError("name the box to serve, or ask for the page alone: keyhole serve --ui")
-        return _serve_page(LiveServer(Runs(runs), host, port or 0), as_json=as_json, quiet=quiet)
+        return _serve_page(LiveServer(Runs(runs, offered), host, port or 0), as_json=as_json, quiet=quiet)
     token = _token(token_env)
     limits = Limits(max_batch, max_length, rate_limit, max_body, max_queries, max_seconds)
     with redirect_stdout(sys.stderr):  # what the code of an oracle prints is no part of the report
@@ -84,7 +93,7 @@ def serve(
             served = ServedOracle(oracle, name or model_name(found.text), limits)
             server: Server | LiveServer
             if ui:
-                page = Runs(runs, ServedTarget(found.text, found.label))
+                page = Runs(runs, [ServedTarget(found.text, found.label), *offered])
                 server = LiveServer(page, host, port or 0, served, token, allow_host or ())
             else:
                 server = Server(served, host, 8000 if port is None else port, token, allow_host or ())
@@ -101,6 +110,14 @@ def serve(
         counts = f"{served.queries:,} queries answered in {served.requests:,} requests, {served.refused:,} refused"
         print_lines([("stopped", counts)], wrap=False)
     return DONE
+
+
+def _offer(text: str) -> ServedTarget:
+    """A box that the page may open: opened once, so that one that cannot be is said now."""
+    with redirect_stdout(sys.stderr):
+        found = open_target(text)
+        found.oracle.close()
+    return ServedTarget(found.text, found.label)
 
 
 def _serve_page(server: LiveServer, *, as_json: bool, quiet: bool) -> int:

@@ -1,8 +1,8 @@
-"""The form that starts a demo: its fields, and what is wrong with what was written into them."""
+"""The form that starts a run: its fields, and what is wrong with what was written into them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ class DemoRequest:
 def fields_of(family: str) -> dict[str, Knob]:
     """The fields of a family, those that all families share last."""
     shared = {"seed": SEED, "budget": BUDGET, "rate": RATE}
-    if family == SERVED:
+    if family.startswith(SERVED):
         return shared
     knobs, _ = DEMOS[family]
     own: dict[str, Knob] = {}
@@ -88,15 +88,21 @@ def fields_of(family: str) -> dict[str, Knob]:
 
 @dataclass(frozen=True)
 class ServedTarget:
-    """The oracle of `keyhole serve TARGET --ui`: named at the command line, never by a page."""
+    """An oracle of `keyhole serve TARGET --ui --box TARGET`: named at the command line, never by a page."""
 
     target: str
     label: str
 
 
-def describe_form(served: ServedTarget | None = None) -> list[dict[str, Any]]:
+def _named(served: Sequence[ServedTarget]) -> dict[str, ServedTarget]:
+    """Oracles of the command line by what forms call them."""
+    return {SERVED if number == 0 else f"{SERVED}-{number + 1}": each for number, each in enumerate(served)}
+
+
+def describe_form(served: Sequence[ServedTarget] = ()) -> list[dict[str, Any]]:
     """Families and fields as plain data, for the page to build its form of."""
-    families = {**({SERVED: "The box that is served here"} if served else {}), **FAMILIES}
+    own = {name: f"{each.label[:1].upper()}{each.label[1:]}" for name, each in _named(served).items()}
+    families = {**own, **FAMILIES}
     return [
         {"name": family, "label": label, "fields": [_field(name, knob) for name, knob in fields_of(family).items()]}
         for family, label in families.items()
@@ -117,12 +123,13 @@ def _field(name: str, knob: Knob) -> dict[str, Any]:
     }
 
 
-def read_form(given: Any, served: ServedTarget | None = None) -> DemoRequest:
+def read_form(given: Any, served: Sequence[ServedTarget] = ()) -> DemoRequest:
     """What the form asks for; InvalidForm says what is wrong, field by field."""
     if not isinstance(given, Mapping):
         raise InvalidForm({"family": "the form is an object of fields"})
     family = given.get("family")
-    possible = [*([SERVED] if served else []), *FAMILIES]
+    own = _named(served)
+    possible = [*own, *FAMILIES]
     if family not in possible:
         raise InvalidForm({"family": f"one of {', '.join(possible)}"})
     knobs = fields_of(family)
@@ -140,8 +147,8 @@ def read_form(given: Any, served: ServedTarget | None = None) -> DemoRequest:
         raise InvalidForm(wrong)
     budget, rate, seed = numbers.pop("budget"), numbers.pop("rate"), int(numbers["seed"] or 0)
     budget = None if budget is None else int(budget)
-    if served and family == SERVED:
-        return DemoRequest(served.target, served.label, seed, budget, rate or 1.0)
+    if family in own:
+        return DemoRequest(own[family].target, own[family].label, seed, budget, rate or 1.0)
     target = open_target(demo_text(family, numbers))
     target.oracle.close()
     # Behind noise `auto` takes an oracle for a head, and cannot find out that it is none.

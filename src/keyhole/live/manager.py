@@ -18,6 +18,7 @@ from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.gauge import distance
 from keyhole.live.form import DemoRequest, ServedTarget, read_form
 from keyhole.live.heatmap import pictures
+from keyhole.live.remarks import Remarks
 from keyhole.live.run import Run, add_report, carry_out
 from keyhole.progress import Observer
 from keyhole.runs.execute import Ending
@@ -44,7 +45,7 @@ class Busy(KeyholeError):
 class Runs:
     """The runs of a page. Those it starts live in folders of their own below `folder`."""
 
-    def __init__(self, folder: Path, served: ServedTarget | None = None, *, reports: bool = True) -> None:
+    def __init__(self, folder: Path, served: Sequence[ServedTarget] = (), *, reports: bool = True) -> None:
         self.folder, self.served = folder, served
         self._after = add_report if reports else None
         self.version = 0  # changes whenever the list does
@@ -101,6 +102,16 @@ class Runs:
         """Stop a run after the batch at hand."""
         run = self.get(identity)
         run.stop()
+        return run
+
+    def remark(self, identity: str, given: Any) -> Run:
+        """Write down tags and a note: in the folder of a run of the page, of others as long as the page is open."""
+        run, remarks = self.get(identity), Remarks.of(given)
+        if run.state == "unreadable":
+            raise KeyholeError("this run cannot be read: nothing in its folder is changed")
+        if (self.folder / identity / LIVE).is_file():
+            remarks.save(self.folder / identity)
+        run.remark(remarks)
         return run
 
     def _make_room(self) -> None:
@@ -172,15 +183,14 @@ class Runs:
     def _read_run(self, identity: str, path: Path) -> Run:
         try:
             request = _read_request(path)
-            own = request.target.startswith("demo:") or (
-                self.served is not None and request.target == self.served.target
-            )
-            if not own:
+            named = request.target in {each.target for each in self.served}
+            if not (named or request.target.startswith("demo:")):
                 # A folder may come from anywhere, and a target may name code to run.
                 raise FileError(f"it is a run of {request.target}, which this page does not open")
             run = self._make_run(identity, request)
             run.state = "stopped"
             run.started = path.stat().st_mtime
+            run.remarks = Remarks.load(path.parent)
             if (path.parent / RUN).exists():
                 saved = read_run(path.parent)
                 run.ending = {name: saved.record[name] for name in ("result", "distance", "heldout")}

@@ -79,8 +79,7 @@ def _states_of(runs: Runs) -> "APIRouter":
 
     @router.get("/api/form")
     async def form() -> dict[str, Any]:
-        served = None if runs.served is None else runs.served.label
-        return {"families": describe_form(runs.served), "served": served, "version": KEYHOLE_VERSION}
+        return {"families": describe_form(runs.served), "version": KEYHOLE_VERSION}
 
     @router.get("/api/runs")
     async def listed() -> dict[str, Any]:
@@ -106,7 +105,7 @@ def _states_of(runs: Runs) -> "APIRouter":
 
 
 def _actions_on(runs: Runs) -> "APIRouter":
-    """What a page changes: runs are started, stopped and resumed."""
+    """What a page changes: runs are started, stopped, resumed and written about."""
     from fastapi import APIRouter, Request  # noqa: PLC0415
     from fastapi.responses import Response  # noqa: PLC0415
 
@@ -123,6 +122,10 @@ def _actions_on(runs: Runs) -> "APIRouter":
     @router.post("/api/runs/{identity}/resume")
     async def resume(request: Request, identity: str) -> Response:
         return await _act(request, lambda given: runs.resume(identity, _budget(given)))
+
+    @router.post("/api/runs/{identity}/remarks")
+    async def remark(request: Request, identity: str) -> Response:
+        return await _act(request, lambda given: runs.remark(identity, given))
 
     return router
 
@@ -228,7 +231,7 @@ def _states(runs: Runs, identity: str) -> list[tuple[str, tuple[Any, ...], Calla
     except NoSuchRun:
         return [*states, ("missing", (identity,), dict)] if identity else states
     record = run.record  # a resumed run has a new one
-    versions = run.attempts, run.state
+    versions = run.attempts, run.state, run.remarked
     states.append(("run", (run.id, *versions, record.version), run.snapshot))
     states.append(("pictures", (run.id, run.attempts, record.picture_version), record.pictures))
     return states

@@ -14,6 +14,7 @@ from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.families import Family, load
 from keyhole.live.heatmap import pictures
 from keyhole.live.record import Record, RunStopped
+from keyhole.live.remarks import Remarks
 from keyhole.oracles import Oracle, Wrapper
 from keyhole.progress import Observer
 from keyhole.report.build import try_report
@@ -84,6 +85,7 @@ class Run:
         self.started = time()
         self.state, self.message = "new", ""
         self.attempts = 0
+        self.remarks, self.remarked = Remarks(), 0  # what people wrote down of it, and how often
         self.record = Record(settings.budget)
         self.ending: dict[str, Any] | None = None
         self.finished: Ending | None = None
@@ -122,6 +124,12 @@ class Run:
                 raise KeyholeError(f"this run is {self.state}: there is nothing to stop")
             self.state = "stopping"
             self.record.stop()
+        self._changed()
+
+    def remark(self, remarks: Remarks) -> None:
+        """Show what people wrote down of it."""
+        self.remarks = remarks
+        self.remarked += 1
         self._changed()
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -202,6 +210,8 @@ class Run:
             "state": self.state,
             "outcome": self._outcome,
             "started": self.started,
+            "tags": self.remarks.tags,
+            "note": self.remarks.note,
         }
 
     def snapshot(self) -> dict[str, Any]:

@@ -124,12 +124,17 @@ function showView() {
 
 // --- the list of runs ----------------------------------------------------------------------------------------------
 
+function listed() {
+  const sought = $("filter").value.trim().toLowerCase();
+  return list.filter((one) => [one.id, one.label, one.note, ...one.tags].some((text) => text.toLowerCase().includes(sought)));
+}
 function showList() {
   if (selected === null && list.length && !comparing) { route(); return; }
   show($("no-runs"), !list.length);
   show($("to-compare"), list.length > 1);
   const old = new Map([...$("runs").children].map((item) => [item.dataset.id, item]));
-  list.forEach((one, place) => {
+  show($("filter"), list.length > 3 || $("filter").value !== "");
+  listed().forEach((one, place) => {
     let item = old.get(one.id);
     if (!item) {
       const button = make("button", { type: "button" }, make("span", { class: "dot" }), make("span"), make("small"));
@@ -141,7 +146,7 @@ function showList() {
     const button = item.firstElementChild, [state, tone] = stateOf(one);
     button.dataset.tone = tone;
     button.children[1].textContent = one.id;
-    button.children[2].textContent = `${state} · ${one.label}`;
+    button.children[2].textContent = [state, one.label, ...one.tags.map((tag) => `#${tag}`)].join(" · ");
     if (one.id === selected && !comparing) button.setAttribute("aria-current", "true"); else button.removeAttribute("aria-current");
     if ($("runs").children[place] !== item) $("runs").insertBefore(item, $("runs").children[place] ?? null);
   });
@@ -162,6 +167,7 @@ function showRun() {
   say("run-target", run.target);
   show($("run-target"), run.label !== run.target);
   document.title = `${state} · ${run.id} · Keyhole`;
+  showRemarks();
   showOutcome(tone);
   showActions(active);
   showTiles(now, active);
@@ -173,6 +179,18 @@ function showRun() {
   showFiles();
   const words = run.state === "running" ? `running, stage ${now.stage || "starting"}` : state;
   if (words !== said) { said = words; say("announce", `${run.id}: ${words}`); }
+}
+
+function showRemarks() {
+  const key = JSON.stringify([run.id, run.tags, run.note]);
+  if ($("remarks").dataset.key === key) return;  // what is being written stays
+  $("remarks").dataset.key = key;
+  $("tags").replaceChildren(...run.tags.map((tag) => make("span", { class: "chip" }, tag)));
+  say("note", run.note);
+  show($("note"), run.note !== "");
+  $("new-tags").value = run.tags.join(", ");
+  $("new-note").value = run.note;
+  for (const id of ["remarks-said", "error-tags", "error-note"]) say(id, "");
 }
 
 function showOutcome(tone) {
@@ -269,7 +287,7 @@ function showHeldout() {
     return;
   }
   const typical = typicalError(run.ending), share = result && result.worst_ratio !== null ? overBar(result.worst_ratio) : "";
-  const size = typical === null ? `, largest error ${figure(Math.max(...errors))}` : `, half of them predicted to ${figure(typical)} of their size`;
+  const size = typical === null ? `, largest error ${figure(Math.max(...errors))}` : `, half of them ${typical === 0 ? "predicted exactly" : `predicted to ${figure(typical)} of their size`}`;
   const stated = result?.certified && result.statement ? ` ${result.statement}.` : "";
   say("heldout-note", `${whole(errors.length)} fresh answers${result ? "" : " so far"}${size}${share}.${stated}`);
   const seen = errors.filter((error) => error > 0), high = Math.ceil(Math.log10(Math.max(...seen, 1e-300))), low = Math.min(high - 1, Math.floor(Math.log10(Math.min(...seen, 1e300))));
@@ -489,6 +507,13 @@ async function begin() {
     say("action-error", ok ? "" : `${data.error}.`);
     if (ok) $("new-budget").value = "";
   };
+  $("filter").addEventListener("input", showList);
+  $("remarks-form").addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const { ok, data } = await ask(`/api/runs/${encodeURIComponent(selected)}/remarks`, Object.fromEntries(new FormData($("remarks-form"))));
+    for (const name of ["tags", "note"]) say(`error-${name}`, data.fields?.[name] ? `Must be ${data.fields[name]}.` : "");
+    say("remarks-said", ok ? "Kept." : data.fields ? "" : `${data.error}.`);
+  });
   $("stop").addEventListener("click", () => { if (run.state === "running") act("stop", {}); });
   $("resume").addEventListener("click", () => act("resume", run.least_budget === null ? {} : { budget: $("new-budget").value }));
   $("to-compare").addEventListener("click", () => goTo(`#compare=${encodeURIComponent(list.slice(0, 2).map((one) => one.id).join(","))}`));
