@@ -103,6 +103,14 @@ def test_auto_goes_on_with_several_heads_of_parts() -> None:
     assert not result.certified
 
 
+def test_heads_that_tell_places_apart_are_refused_by_few_queries() -> None:
+    truth = heads_of(CASES["slopes"][0], np.random.default_rng(7))
+    result = kh.recover(kh.FunctionOracle(truth, width=WIDTH), "multi-head", throw=False)
+    assert result.outcome is kh.Outcome.WRONG_FAMILY
+    assert "at one place" in result.message
+    assert result.stats.queries < 200  # one by one they would take some 500
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_heads_are_found_with_their_constants(name: str, fresh_seed: int) -> None:
     rng = np.random.default_rng(fresh_seed)

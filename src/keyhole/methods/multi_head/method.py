@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from keyhole.arrays import Array, namespace
+from keyhole.arrays import Array, floats, namespace
 from keyhole.families.multi_head import MultiHead
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable, last_only
 from keyhole.methods.forms.value import Value, ask_value, is_nonzero
@@ -13,11 +13,13 @@ from keyhole.methods.multi_head.scalar.method import HeadsTooNear, ask_scalar_he
 from keyhole.methods.multi_head.vector.method import ask_vector_heads
 from keyhole.methods.multi_head.vector.parts.method import ask_heads
 from keyhole.methods.multi_head.vector.probe import HeadsHidden
-from keyhole.queries import Signature
+from keyhole.queries import Measurements, Signature, sequences
 from keyhole.recovery import Outcome
 
 # Scores that are known to fewer than this part of all digits are read again, all at once.
 DIGITS = 1 / 6
+# Places are compared in sequences of so many tokens; answers differ where they do by more than so many roundings.
+PLACES, ROUNDINGS = 64, 2.0**12
 # How reading heads one by one ends where reading them all at once may still do.
 AT_ONCE = (Outcome.WRONG_FAMILY, Outcome.SATURATED, Outcome.TOO_NOISY)
 
@@ -60,7 +62,7 @@ def multi_head(
             again = _ask_again(last, rng, value, found)
             return (yield from (last_only(again) if everywhere else again))
     try:
-        few = _ask_few_outputs(last, rng, value)
+        few = _ask_few_outputs(last, rng, value, hidden)
         return (yield from (last_only(few) if everywhere else few))
     except Unrecoverable as error:
         if hidden is not None:
@@ -89,8 +91,31 @@ def _ask_again(
     return other if as_many and _unknown(other) < _unknown(found) else found
 
 
-def _ask_few_outputs(signature: Signature, rng: np.random.Generator, value: Value) -> Steps[Estimate[MultiHead]]:
+def _check_places(signature: Signature, value: Value) -> Steps[None]:
+    """Unrecoverable where a token counts for more at one place than at another though all logits are the same.
+
+    Heads of slopes, windows or tables by distance are told by two queries so; one by one they would take hundreds.
+    """
+    length = min(PLACES, signature.max_length or PLACES)
+    if length < 3 or signature.noise.kind != "exact":  # the last place is that of a zero token
+        return
+    space, rows = signature.space, floats(value.vector)
+    tokens = np.zeros((2, length, signature.width))
+    best = int(np.argmax(np.linalg.norm(rows, axis=1)))
+    tokens[0, 0, best] = tokens[1, length - 2, best] = min(1.0, signature.norm_limit)
+    answers: Measurements = yield sequences("heads", space.asarray(tokens))
+    seen = answers.by_output
+    size = float(np.max(np.abs(seen))) + float(np.max(np.abs(rows[best])))
+    if np.max(np.abs(seen[0] - seen[1])) > ROUNDINGS * space.eps * size:
+        raise Unrecoverable(Outcome.WRONG_FAMILY, "tokens count for more at one place than at another")
+
+
+def _ask_few_outputs(
+    signature: Signature, rng: np.random.Generator, value: Value, hidden: HeadsHidden | None
+) -> Steps[Estimate[MultiHead]]:
     """One by one where norms are free and answers exact, with the fewest queries; all at once where that fails."""
+    if hidden is not None:
+        yield from _check_places(signature, value)
     cancel = signature.width == 1 and not is_nonzero(signature, value)  # all logits of single numbers are proportional
     if signature.max_norm is not None or signature.noise.kind != "exact" or cancel:
         return (yield from ask_gated_heads(signature, rng, value))

@@ -222,3 +222,17 @@ def test_tiny_weights_of_capped_logits_are_no_other_family() -> None:
     truth = make(8, 8, np.random.default_rng([2, 8, 8, *b"rotary, softcap"]))
     result = kh.recover(kh.FunctionOracle(truth, width=8), "parts", seed=2, throw=False, **options)
     check_right(result, truth)
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "extra", "error"), [("Gaussian", 16, 16, 1e-9), ("squared over its sum", 32, 16, 1e-9)]
+)
+def test_pairs_of_odd_size_cost_few_queries_and_no_digits(name: str, width: int, extra: int, error: float) -> None:
+    make, options, _ = FORMS[name]
+    for seed in (1, 4, 6):
+        truth = make(width, width, np.random.default_rng([seed, width, width, *name.encode()]))
+        oracle = kh.FunctionOracle(truth, width=width)
+        result = kh.recover(oracle, "parts", seed=seed, throw=False, **options)
+        assert result.certified, result.message
+        assert kh.distance(result.params, truth) < error
+        assert result.stats.queries <= truth.counting_bound + extra
