@@ -263,7 +263,9 @@ class _Source:
         with np.errstate(divide="ignore", invalid="ignore"):
             sizes = np.linalg.norm(tokens, axis=1, keepdims=True)
             # Normal tokens end at the very rim.
-            inside = 1.0 if norm == "normal" or rim else 1.0 - 0.5 * rng.uniform() ** 2
+            # A token of one entry on the rim is what values are read from: it was asked before.
+            on_rim = (norm == "normal" or rim) and structure != "one-hot"
+            inside = 1.0 if on_rim else 1.0 - 0.5 * rng.uniform() ** 2
             limit = min(signature.norm_limit, longest_finite(signature)) * inside
             tokens = np.where(sizes > limit, tokens * (limit / sizes), tokens)
         if structure == "ordinary" and norm != "normal" and not soft and rng.integers(2):
