@@ -70,7 +70,8 @@ class FutureCrew(Crew):
         if self.reopen is None or give_up:
             often = f" {MOST_DEATHS + 1} times" if self.reopen is not None else ""
             raise WorkerError(
-                f"a worker died{often}, maybe for want of memory: use fewer workers, or smaller pieces ({error})"
+                f"a worker died{often}, maybe for want of memory: use fewer workers, or smaller pieces; scripts must "
+                f'start what they do under `if __name__ == "__main__":` ({error})'
             ) from error
         self.executor.shutdown(wait=True, cancel_futures=True)
         self.executor = self.reopen()

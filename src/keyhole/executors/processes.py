@@ -10,6 +10,8 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+from keyhole.errors import UsageError
+
 # Libraries of linear algebra read these when they are loaded: one thread per process that shares the work.
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 CAN_PUT_OFF = hasattr(signal, "pthread_sigmask")  # a system without signal masks cannot
@@ -31,7 +33,12 @@ class OwnProcesses:
         self._stop = self._context.Event()
 
     def open(self) -> Executor:
-        """A pool."""
+        """A pool; UsageError in a worker that runs the script that has started it."""
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise UsageError(
+                "every worker runs the script that started it from its beginning: put what it does under "
+                '`if __name__ == "__main__":`'
+            )
         return _Pool(self._workers, self._context, _begin, (self._stop,))
 
     def end(self, pool: Executor, *, hung: bool) -> None:
