@@ -168,3 +168,8 @@ def test_files_that_hold_no_inputs_are_refused(tmp_path) -> None:
         open_inputs(tmp_path / "absent.npz")
     with pytest.raises(UsageError, match=r"\.npy, \.safetensors"):
         open_inputs(tmp_path / "inputs.csv")
+
+
+def test_a_path_is_no_domain() -> None:
+    with pytest.raises(UsageError, match="load it"):
+        sampler_of("inputs.npy")

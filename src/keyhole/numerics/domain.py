@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import cycle, islice
+from os import PathLike
 
 import numpy as np
 
@@ -170,6 +171,10 @@ def sampler_of(inputs: Sequence[Array] | Array | Sampler) -> Sampler:
     """A sampler as it is; of given sequences, one that draws them in random order, none twice."""
     if callable(inputs):
         return inputs
+    if isinstance(inputs, str | PathLike):
+        raise UsageError(
+            f"domain must be a sampler or sequences (length, width), not the path {str(inputs)!r}: load it"
+        )
     try:
         sequences = list(inputs)
     except TypeError as error:
