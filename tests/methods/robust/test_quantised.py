@@ -122,7 +122,7 @@ def test_thresholds_keep_to_a_budget(rng: np.random.Generator) -> None:
 
 
 def test_thresholds_for_fresh_seeds(like: Any, fresh_seed: int) -> None:
-    fixed, certified = range(8), 0
+    fixed, certified = range(8), set[int]()
     for seed in [*fixed, *range(fresh_seed, fresh_seed + 7)]:
         rng, _, score, value = drawn(seed)
         length = [None, 3, 4, 9][int(rng.integers(4))]
@@ -130,10 +130,11 @@ def test_thresholds_for_fresh_seeds(like: Any, fresh_seed: int) -> None:
         target = [None, 1e-3, 1e-6][int(rng.integers(3))]
         decimals = int(rng.integers(1, 6))
         outcome, estimate, _, _ = judged(THRESHOLDS, Rounded(oracle, decimals), seed, target_error=target)
-        certified += outcome is Outcome.CERTIFIED and seed in fixed
+        certified |= {seed} if outcome is Outcome.CERTIFIED else set()
         assert outcome in {Outcome.CERTIFIED, Outcome.UNCERTIFIED, Outcome.TOO_NOISY}
         assert estimate is None or covered(estimate, truth)
-    assert certified >= 5  # of eight fixed seeds; one has no score, one answers of one decimal that are mostly zero
+    # Of 1 most answers are zero at its one decimal, and 2 has no score: attention need not show in either.
+    assert certified >= set(fixed) - {1, 2}
 
 
 @pytest.mark.parametrize(
