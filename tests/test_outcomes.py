@@ -93,10 +93,10 @@ def test_no_question_is_asked_twice(case: Case, rng: np.random.Generator) -> Non
     assert len(asked) == len(set(asked))
 
 
-def test_the_rank_is_right_in_every_run(fresh_seed: int) -> None:
+def test_the_rank_is_right_in_every_run(fixed_seed: int) -> None:
     """Also where singular values decay to a millionth of the largest."""
     d, rank = 16, 3
-    for seed in [*range(30), *range(fresh_seed, fresh_seed + 20)]:
+    for seed in [*range(30), *range(fixed_seed, fixed_seed + 20)]:
         rng = np.random.default_rng(seed)
         sizes = np.geomspace(1.0, 10.0 ** -rng.uniform(0, 6), rank)
         score = t.orthogonal(rng, d)[:, :rank] * sizes @ t.orthogonal(rng, d)[:rank]

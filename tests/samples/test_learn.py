@@ -186,8 +186,8 @@ CASES = [(4, 4, 2, 0.1), (4, 4, 2, 2.0), (8, 4, 2, 0.5), (8, 6, 3, 1.0), (5, 2, 
 
 
 @pytest.mark.parametrize(("d", "k", "m", "size"), CASES)
-def test_layers_are_learned_to_rounding(d: int, k: int, m: int, size: float, fresh_seed: int) -> None:
-    truth, inputs, outputs = examples(np.random.default_rng(fresh_seed), d, k, m, size=size)
+def test_layers_are_learned_to_rounding(d: int, k: int, m: int, size: float, fixed_seed: int) -> None:
+    truth, inputs, outputs = examples(np.random.default_rng(fixed_seed), d, k, m, size=size)
     result = kh.learn(inputs, outputs, heads=m)
     assert result.certified
     assert result.method == "varpro"
@@ -341,8 +341,8 @@ def test_undeclared_noise_is_admitted(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("words", ["rounded to 3 decimals", "rounded to float32", "rounded to bfloat16"])
-def test_rounding_that_nobody_declared_is_found(words: str, fresh_seed: int) -> None:
-    truth, inputs, outputs = examples(np.random.default_rng(fresh_seed), 4, 4, 2, ratio=20)
+def test_rounding_that_nobody_declared_is_found(words: str, fixed_seed: int) -> None:
+    truth, inputs, outputs = examples(np.random.default_rng(fixed_seed), 4, 4, 2, ratio=20)
     if "3 decimals" in words:
         rounded = np.round(outputs, 3)
     elif "bfloat16" in words:

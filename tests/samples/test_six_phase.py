@@ -187,8 +187,8 @@ def test_phase_6_is_least_squares(rng: np.random.Generator) -> None:
     assert error < 1e-13
 
 
-def test_one_head_is_exact_before_any_polish(fresh_seed: int) -> None:
-    rng = np.random.default_rng(fresh_seed)
+def test_one_head_is_exact_before_any_polish(fixed_seed: int) -> None:
+    rng = np.random.default_rng(fixed_seed)
     layer = layer_of(rng, 4, 1, 1.0)
     inputs = signs(rng, 143, 2, 4)
     found = six_phase(ArraySource(inputs, layer(inputs)), 1)
@@ -287,8 +287,8 @@ def test_all_phases_have_s_from_large_margins_where_there_are_some(sigma: float)
     assert relative(found.total, np.sum(layer.projections, axis=0)) < {0.5: 0.1, 5.0: 0.02}[sigma]
 
 
-def test_the_body_shows_the_hull_and_its_oracles_agree(fresh_seed: int) -> None:
-    rng = np.random.default_rng(fresh_seed)
+def test_the_body_shows_the_hull_and_its_oracles_agree(fixed_seed: int) -> None:
+    rng = np.random.default_rng(fixed_seed)
     layer = layer_of(rng, 3, 2, 0.7)
     inputs = rng.standard_normal((5_000, 2, 3))
     total = np.sum(layer.projections, axis=0)

@@ -110,11 +110,11 @@ def test_every_part_of_every_family(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BOXES)
-def test_a_recovery_is_verified_by_its_own_error_bars(name: str, fresh_seed: int) -> None:
+def test_a_recovery_is_verified_by_its_own_error_bars(name: str, fixed_seed: int) -> None:
     params = BOXES[name]
     method = "one-layer" if isinstance(params, kh.OneLayer) else "auto"
     result = kh.recover(oracle_of(params), method=method, throw=False)
-    verdict = kh.verify(oracle_of(params), result.params, radius=result.certificate.radius, seed=fresh_seed)
+    verdict = kh.verify(oracle_of(params), result.params, radius=result.certificate.radius, seed=fixed_seed)
     assert verdict.same, verdict.message
     assert verdict.resolution < 1e-4
     array_name, array = next(iter(result.params.arrays().items()))

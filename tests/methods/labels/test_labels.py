@@ -166,9 +166,9 @@ def test_single_tokens_are_among_the_held_out_labels() -> None:
     assert singles.queries >= result.certificate.heldout_queries / 5
 
 
-def test_a_rate_that_is_to_be_measured_is(fresh_seed: int) -> None:
+def test_a_rate_that_is_to_be_measured_is(fixed_seed: int) -> None:
     truth = head(4, 24)
-    flipped = Flipped(oracle_of(truth, noise="measure"), 0.1, seed=fresh_seed % 2**32, declared=False)
+    flipped = Flipped(oracle_of(truth, noise="measure"), 0.1, seed=fixed_seed % 2**32, declared=False)
     result = kh.recover(flipped, target_error=1e-2)
     assert result.method == "labels"
     assert kh.recover(oracle_of(truth, noise="measure"), target_error=1e-2).certified

@@ -76,10 +76,10 @@ def assert_within_radii(result: kh.Recovery, truth: kh.MultiHead) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_parts_of_several_heads_are_found_where_none_is_named(name: str, fresh_seed: int) -> None:
-    rng = np.random.default_rng(fresh_seed)
+def test_parts_of_several_heads_are_found_where_none_is_named(name: str, fixed_seed: int) -> None:
+    rng = np.random.default_rng(fixed_seed)
     truth = heads_of(CASES[name][0], rng)
-    result = recovered(truth, fresh_seed)
+    result = recovered(truth, fixed_seed)
     assert_within_radii(result, truth)
     found = result.stats.details["parts_tried"][-1]
     assert all(option in found for option in CASES[name][1].values()), found
@@ -112,19 +112,19 @@ def test_heads_that_tell_places_apart_are_refused_by_few_queries() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_heads_are_found_with_their_constants(name: str, fresh_seed: int) -> None:
-    rng = np.random.default_rng(fresh_seed)
+def test_heads_are_found_with_their_constants(name: str, fixed_seed: int) -> None:
+    rng = np.random.default_rng(fixed_seed)
     attention, options = CASES[name]
     truth = heads_of(attention, rng, scale=10 ** rng.uniform(-2, 2))
-    result = recovered(truth, fresh_seed, **options)
+    result = recovered(truth, fixed_seed, **options)
     assert_within_radii(result, truth)
     assert kh.distance(result.params, truth) < 1e-8
     assert result.stats.queries < 4 * result.stats.counting_bound
 
 
-def test_rotary_heads_are_found_with_those_that_share_a_key(fresh_seed: int, tmp_path: Path) -> None:
-    truth = rotary_heads(np.random.default_rng(fresh_seed))
-    result = recovered(truth, fresh_seed, form="rotary")
+def test_rotary_heads_are_found_with_those_that_share_a_key(fixed_seed: int, tmp_path: Path) -> None:
+    truth = rotary_heads(np.random.default_rng(fixed_seed))
+    result = recovered(truth, fixed_seed, form="rotary")
     assert_within_radii(result, truth)
     assert sorted(len(group) for group in result.stats.details["groups"]) == [1, 2]
     result.params.save(tmp_path / "heads.safetensors")
@@ -134,10 +134,10 @@ def test_rotary_heads_are_found_with_those_that_share_a_key(fresh_seed: int, tmp
     assert kh.distance(again, truth) < 1e-8
 
 
-def test_pairs_that_do_not_turn_are_found(fresh_seed: int, tmp_path: Path) -> None:
+def test_pairs_that_do_not_turn_are_found(fixed_seed: int, tmp_path: Path) -> None:
     """As partial rotary positions leave them: of these the product of keys and queries is known."""
-    truth = rotary_heads(np.random.default_rng(fresh_seed), np.array([0.9, 0.0]))
-    result = recovered(truth, fresh_seed, form="rotary", frequencies=np.array([0.9]))
+    truth = rotary_heads(np.random.default_rng(fixed_seed), np.array([0.9, 0.0]))
+    result = recovered(truth, fixed_seed, form="rotary", frequencies=np.array([0.9]))
     assert_within_radii(result, truth)
     assert kh.distance(result.params, truth) < 1e-8
     assert sorted(len(group) for group in result.stats.details["groups"]) == [1, 2]
@@ -146,8 +146,8 @@ def test_pairs_that_do_not_turn_are_found(fresh_seed: int, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["rotary", "partly", "window", "slopes", "table"])
-def test_biases_of_keys_and_queries_are_found(kind: str, fresh_seed: int, tmp_path: Path) -> None:
-    rng = np.random.default_rng(fresh_seed)
+def test_biases_of_keys_and_queries_are_found(kind: str, fixed_seed: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(fixed_seed)
     options: dict[str, Any] = {"form": "rotary"}
     if kind in ("slopes", "table"):
         attention, options = CASES["slopes" if kind == "slopes" else "tables"]
@@ -164,7 +164,7 @@ def test_biases_of_keys_and_queries_are_found(kind: str, fresh_seed: int, tmp_pa
         truth = kh.MultiHead(heads, rng.standard_normal(OUTPUTS))
         options |= {"frequencies": np.array([0.9] if kind == "partly" else [0.9, 0.2])}
         options |= {"position_bias": "window"} if kind == "window" else {}
-    result = recovered(truth, fresh_seed, **options)
+    result = recovered(truth, fixed_seed, **options)
     assert_within_radii(result, truth)
     assert kh.distance(result.params, truth) < 1e-6
     result.params.save(tmp_path / "heads.safetensors")
@@ -172,9 +172,9 @@ def test_biases_of_keys_and_queries_are_found(kind: str, fresh_seed: int, tmp_pa
 
 
 @pytest.mark.parametrize("width", [4, 5])
-def test_normed_rotary_heads_behind_a_window_are_found(fresh_seed: int, width: int) -> None:
+def test_normed_rotary_heads_behind_a_window_are_found(fixed_seed: int, width: int) -> None:
     """Of a window of four tokens three numbers of zero tokens show, and one distance more."""
-    rng = np.random.default_rng(fresh_seed)
+    rng = np.random.default_rng(fixed_seed)
     gains, angles, made = np.array([1.2, 0.9, 1.0, 1.1]), np.array([1.0, 0.2]), list[Any]()
     for _ in range(2):
         query, key = rng.standard_normal((2, 4, WIDTH))
@@ -183,34 +183,34 @@ def test_normed_rotary_heads_behind_a_window_are_found(fresh_seed: int, width: i
         made.append(kh.FormHead(form, rng.standard_normal((WIDTH, OUTPUTS)), attention=window))
     truth = kh.MultiHead(made)
     options = {"form": "qk-norm-rotary", "frequencies": angles, "position_bias": "window"}
-    result = recovered(truth, fresh_seed, **options)
+    result = recovered(truth, fixed_seed, **options)
     assert result.certified, result.message
     assert kh.distance(result.params, truth) < 1e-6
 
 
 @pytest.mark.parametrize("epsilon", [None, np.array([0.3, 1e-6])], ids=["plain", "epsilon"])
-def test_normed_heads_are_found(fresh_seed: int, epsilon: np.ndarray | None) -> None:
-    rng = np.random.default_rng(fresh_seed)
+def test_normed_heads_are_found(fixed_seed: int, epsilon: np.ndarray | None) -> None:
+    rng = np.random.default_rng(fixed_seed)
     gain = np.array([2.0, 1.5, 1.0])
     made: list[Any] = []
     for _ in range(2):
         query, key = rng.standard_normal((2, 3, WIDTH))
         made.append(kh.FormHead(QKNorm(query, key, gain, epsilon), rng.standard_normal((WIDTH, OUTPUTS))))
     truth = kh.MultiHead(made)
-    result = recovered(truth, fresh_seed, form="qk-norm")
+    result = recovered(truth, fixed_seed, form="qk-norm")
     assert result.certified, result.message
     assert kh.distance(result.params, truth) < 1e-7
 
 
-def test_other_parts_than_those_named_are_never_certified(fresh_seed: int) -> None:
-    rng = np.random.default_rng(fresh_seed)
+def test_other_parts_than_those_named_are_never_certified(fixed_seed: int) -> None:
+    rng = np.random.default_rng(fixed_seed)
     for name, (attention, _) in CASES.items():
         for other in ({"link": "softcap"}, {"normaliser": "sink"}):
             if other != CASES[name][1]:
-                assert not recovered(heads_of(attention, rng), fresh_seed, **other).certified, (name, other)
+                assert not recovered(heads_of(attention, rng), fixed_seed, **other).certified, (name, other)
     turned = rotary_heads(rng, np.array([0.9, 0.3]))
-    assert not recovered(turned, fresh_seed, form="rotary").certified
-    assert recovered(turned, fresh_seed, form="rotary", frequencies=np.array([0.9, 0.3])).certified
+    assert not recovered(turned, fixed_seed, form="rotary").certified
+    assert recovered(turned, fixed_seed, form="rotary", frequencies=np.array([0.9, 0.3])).certified
 
 
 def test_what_cannot_be_told_apart_is_admitted(fresh_seed: int) -> None:

@@ -131,11 +131,11 @@ def test_fresh_heads_are_right_or_admitted(fresh_seed: int) -> None:
     assert right >= 4  # all of the fixed seeds
 
 
-def test_scales_may_spread(fresh_seed: int) -> None:
+def test_scales_may_spread(fixed_seed: int) -> None:
     admitted = 0
     for seed in range(4):
-        truth = layer(6, 12, fresh_seed + seed, spread=100.0)
-        result = recover(truth, 12, seed=fresh_seed + seed)
+        truth = layer(6, 12, fixed_seed + seed, spread=100.0)
+        result = recover(truth, 12, seed=fixed_seed + seed)
         admitted += not result.certified
         if result.certified:
             assert max(errors(result, truth)) <= 1e-7
@@ -249,9 +249,9 @@ def test_proportional_heads_are_right_or_admitted(name: str, fresh_seed: int) ->
 
 
 @pytest.mark.parametrize("digits", range(1, 13))
-def test_near_heads_are_right_merged_or_admitted(digits: int, fresh_seed: int) -> None:
+def test_near_heads_are_right_merged_or_admitted(digits: int, fixed_seed: int) -> None:
     delta = 10.0**-digits
-    truth = related("near", fresh_seed, delta)
+    truth = related("near", fixed_seed, delta)
     result = recover(truth, 10)
     if digits <= 3:
         assert max(errors(result, truth)) <= 1e-6

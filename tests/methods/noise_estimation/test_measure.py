@@ -76,31 +76,31 @@ def close(found: Noise, expected: Noise) -> bool:
 
 
 @pytest.mark.parametrize("try_", range(12))
-def test_right_answers_are_called_so(fresh_seed: int, try_: int) -> None:
-    rng = np.random.default_rng([fresh_seed, try_])
+def test_right_answers_are_called_so(fixed_seed: int, try_: int) -> None:
+    rng = np.random.default_rng([fixed_seed, try_])
     box = random_head(rng)
-    found, queries = measured(unknown(box, box.width, max_length=rng.choice([None, 1, 2])), fresh_seed)
+    found, queries = measured(unknown(box, box.width, max_length=rng.choice([None, 1, 2])), fixed_seed)
     assert found.noise == Noise.exact(), found
     assert queries <= 100
 
 
 @pytest.mark.parametrize("try_", range(10))
-def test_decimals_are_counted(fresh_seed: int, try_: int) -> None:
-    rng = np.random.default_rng([fresh_seed, try_, 1])
+def test_decimals_are_counted(fixed_seed: int, try_: int) -> None:
+    rng = np.random.default_rng([fixed_seed, try_, 1])
     box = random_head(rng)
     size = float(np.max(np.abs(to_numpy(box.value))))
     places = int(rng.integers(-3, 10)) - round(np.log10(size))
-    found, queries = measured(Rounded(unknown(box, box.width), places, declared=False), fresh_seed)
+    found, queries = measured(Rounded(unknown(box, box.width), places, declared=False), fixed_seed)
     assert found.noise == Noise.rounded(places), found
     assert queries <= 96 + 24  # coarser than the first answers: longer tokens are asked, at most twice here
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("try_", range(4))
-def test_dtypes_are_named(fresh_seed: int, name: str, try_: int) -> None:
-    rng = np.random.default_rng([fresh_seed, try_, 2])
+def test_dtypes_are_named(fixed_seed: int, name: str, try_: int) -> None:
+    rng = np.random.default_rng([fixed_seed, try_, 2])
     box = random_head(rng)
-    found, queries = measured(Cast(unknown(box, box.width), name, declared=False), fresh_seed)
+    found, queries = measured(Cast(unknown(box, box.width), name, declared=False), fixed_seed)
     assert found.noise == Noise.dtype(name), found
     assert queries <= 120
 
@@ -108,22 +108,22 @@ def test_dtypes_are_named(fresh_seed: int, name: str, try_: int) -> None:
 @pytest.mark.parametrize("kind", [uniform, plus_or_minus])
 @pytest.mark.parametrize("try_", range(5))
 def test_deterministic_errors_are_seen_beside_their_neighbours(
-    fresh_seed: int, kind: Callable[[float], Callable[[Random, tuple[int, ...]], Array]], try_: int
+    fixed_seed: int, kind: Callable[[float], Callable[[Random, tuple[int, ...]], Array]], try_: int
 ) -> None:
-    rng = np.random.default_rng([fresh_seed, try_, 3])
+    rng = np.random.default_rng([fixed_seed, try_, 3])
     box = random_head(rng)
     tau = float(np.max(np.abs(to_numpy(box.value)))) * 10 ** rng.uniform(-10, 0)
-    found, queries = measured(unknown(with_errors(box, kind(tau)), box.width), fresh_seed)
+    found, queries = measured(unknown(with_errors(box, kind(tau)), box.width), fixed_seed)
     assert close(found.noise, Noise.bounded(tau)), (found, tau)
     assert queries <= 100
 
 
 @pytest.mark.parametrize("try_", range(6))
-def test_random_errors_are_measured_within_a_fifth(fresh_seed: int, try_: int) -> None:
-    rng = np.random.default_rng([fresh_seed, try_, 4])
+def test_random_errors_are_measured_within_a_fifth(fixed_seed: int, try_: int) -> None:
+    rng = np.random.default_rng([fixed_seed, try_, 4])
     box = random_head(rng)
     scale = float(np.max(np.abs(to_numpy(box.value)))) * 10 ** rng.uniform(-11, 1)
-    found, queries = measured(Noisy(unknown(box, box.width), scale, seed=fresh_seed, declared=False), fresh_seed)
+    found, queries = measured(Noisy(unknown(box, box.width), scale, seed=fixed_seed, declared=False), fixed_seed)
     assert close(found.noise, Noise.gaussian(scale)), (found, scale)
     assert queries == QUERIES * REPEATS <= 350
 

@@ -34,10 +34,10 @@ def assert_right(result: kh.Recovery, truth: kh.SingleHead, worst: float) -> Non
 
 
 @pytest.mark.parametrize("kind", ATTENTIONS)
-def test_every_part_is_recovered_at_the_counting_bound(kind: str, fresh_seed: int) -> None:
+def test_every_part_is_recovered_at_the_counting_bound(kind: str, fixed_seed: int) -> None:
     for width in (5, 16):
-        truth = random_head(kind, width, fresh_seed)
-        result = recover(truth, fresh_seed)
+        truth = random_head(kind, width, fixed_seed)
+        result = recover(truth, fixed_seed)
         assert_right(result, truth, 1e-12)
         assert result.stats.counting_bound == truth.counting_bound
         assert result.stats.queries <= truth.counting_bound + MOST_EXTRA
@@ -54,9 +54,9 @@ def test_a_weight_that_vanishes_is_asked_for_again(kind: str, width: int, seed: 
 
 
 @pytest.mark.parametrize("kind", ["softcap", "sink", "sigmoid", "sparsemax", "softcap and ALiBi", "table by length"])
-def test_output_bias_several_outputs_low_rank_and_short_sequences(kind: str, fresh_seed: int) -> None:
-    rng = np.random.default_rng(fresh_seed)
-    plain = random_head(kind, 8, fresh_seed, scale=1.0)
+def test_output_bias_several_outputs_low_rank_and_short_sequences(kind: str, fixed_seed: int) -> None:
+    rng = np.random.default_rng(fixed_seed)
+    plain = random_head(kind, 8, fixed_seed, scale=1.0)
     assert_right(
         recover(replace(plain, output_bias=np.asarray(0.7))), replace(plain, output_bias=np.asarray(0.7)), 1e-11
     )

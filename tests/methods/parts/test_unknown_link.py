@@ -33,20 +33,20 @@ def assert_right(result: kh.Recovery, box: Box, worst: float = 1e-12) -> None:
 
 
 @pytest.mark.parametrize("name", ["exp", "log 2 + tanh", "normal", "asinh", "falling"])
-def test_score_value_and_link_are_recovered(name: str, fresh_seed: int) -> None:
-    box = random_box(name, 6, fresh_seed)
-    result = recover(box, 6, fresh_seed)
+def test_score_value_and_link_are_recovered(name: str, fixed_seed: int) -> None:
+    box = random_box(name, 6, fixed_seed)
+    result = recover(box, 6, fixed_seed)
     assert_right(result, box)
     assert result.stats.queries <= 6 * 6 + 6 + MOST_EXTRA
     assert result.stats.counting_bound == 6 * 6 + 6
 
 
-def test_several_outputs_an_output_bias_and_low_rank(fresh_seed: int) -> None:
-    plain = random_box("softplus", 6, fresh_seed)
-    rng = np.random.default_rng(fresh_seed)
+def test_several_outputs_an_output_bias_and_low_rank(fixed_seed: int) -> None:
+    plain = random_box("softplus", 6, fixed_seed)
+    rng = np.random.default_rng(fixed_seed)
     score = rng.standard_normal((6, 2)) @ rng.standard_normal((2, 6))
     box = replace(plain, score=score, value=rng.standard_normal((6, 2)), output_bias=rng.standard_normal(2))
-    result = recover(box, 6, fresh_seed)
+    result = recover(box, 6, fixed_seed)
     assert_right(result, box, np.inf)  # a cross of few rows adds errors up, as its radii say
     assert result.stats.details["rank"] == 2
 
@@ -68,14 +68,14 @@ def test_links_that_fold_or_have_a_corner_are_refused(energy: Callable[..., Any]
     assert "not monotone" in result.message
 
 
-def test_a_link_that_was_seen_to_its_reach_claims_nothing_beyond(fresh_seed: int) -> None:
+def test_a_link_that_was_seen_to_its_reach_claims_nothing_beyond(fixed_seed: int) -> None:
     """Beyond, a box may do anything: error bars hold, and are as wide as values."""
-    box = random_box("softplus", 6, fresh_seed, scale=1.0)
+    box = random_box("softplus", 6, fixed_seed, scale=1.0)
     box = replace(box, value=box.value / np.linalg.norm(box.value))
-    result = recover(box, 6, fresh_seed)
+    result = recover(box, 6, fixed_seed)
     assert_right(result, box)
     reach = result.params.attention.link.reach
-    tokens = np.random.default_rng(fresh_seed).standard_normal((200, 4, 6))
+    tokens = np.random.default_rng(fixed_seed).standard_normal((200, 4, 6))
     logits = result.params.form.logits(tokens, tokens[:, -1, :])
     bars = floats(result.params.error_bar(result.certificate.radius, tokens, 1e-15))
     beyond = np.max(np.abs(logits), axis=1) > 1.01 * reach

@@ -150,8 +150,8 @@ def test_rounding_is_within_the_radius(library: str, max_norm: float | None) -> 
 
 
 @pytest.mark.parametrize("norm", [0.3, 3.0, 30.0])
-def test_the_radius_is_hardly_more_than_an_adversary_reaches(norm: float, fresh_seed: int) -> None:
-    for seed in (0, fresh_seed):
+def test_the_radius_is_hardly_more_than_an_adversary_reaches(norm: float, fixed_seed: int) -> None:
+    for seed in (0, fixed_seed):
         truth = a_head(seed, 12, norm)
         entry = seed % 12
         oracle = attacked(truth, 1e-4, pushing(truth, entry), max_norm=1.0)
@@ -296,8 +296,8 @@ def test_biases_that_show_are_refused(kind: str, max_length: int | None, max_nor
         assert "bias" in str(error)
 
 
-def test_biases_that_hide_can_be_covered(fresh_seed: int) -> None:
-    for seed in range(fresh_seed, fresh_seed + 8):
+def test_biases_that_hide_can_be_covered(fixed_seed: int) -> None:
+    for seed in range(fixed_seed, fixed_seed + 8):
         rng = np.random.default_rng(seed)
         tolerance, hidden = 1e-4, t.bias(rng, 8, 1e-4 * rng.uniform(0, 0.5))
         truth = a_head(seed, score_bias=hidden, output_bias=np.asarray(rng.uniform(-1, 1) * tolerance))

@@ -84,18 +84,18 @@ def test_biases_that_people_type(d: int) -> None:
 
 @pytest.mark.parametrize(("d", "rank"), [(4, 1), (8, 2), (16, 3), (16, 8)])
 @pytest.mark.parametrize("method", ["single-head", "auto"])
-def test_a_query_bias_lies_in_the_column_space(d: int, rank: int, method: str, fresh_seed: int) -> None:
+def test_a_query_bias_lies_in_the_column_space(d: int, rank: int, method: str, fixed_seed: int) -> None:
     """W = KᵀQ and c = Kᵀb: rows orthogonal to the bias see a score of one rank less, or none at all."""
-    for seed in range(fresh_seed, fresh_seed + 4):
+    for seed in range(fixed_seed, fixed_seed + 4):
         rng = np.random.default_rng(seed)
         query, key = rng.standard_normal((2, rank, d))
         head = kh.SingleHead(key.T @ query, rng.standard_normal(d), key.T @ rng.standard_normal(rank))
         assert_recovered(head, seed, method=method)
 
 
-def test_a_key_side_bias(fresh_seed: int) -> None:
+def test_a_key_side_bias(fixed_seed: int) -> None:
     """A score whose rows lie along the bias: every direction but one is silent."""
-    for seed in range(fresh_seed, fresh_seed + 4):
+    for seed in range(fixed_seed, fixed_seed + 4):
         rng = np.random.default_rng(seed)
         bias = rng.standard_normal(6)
         assert_recovered(kh.SingleHead(np.outer(rng.standard_normal(6), bias), rng.standard_normal(6), bias), seed)
