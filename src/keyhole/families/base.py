@@ -131,7 +131,7 @@ class Family(Protocol):
         ...
 
     def error_bar(self, radius: Self, tokens: Array, rounding: float) -> Array:  # (batch, length, width) -> as answers
-        """First-order bound on |f_true − f_self| for parameters right within `radius`.
+        """First-order bound on `|f_true − f_self|` for parameters right within `radius`.
 
         `rounding` is the relative error of one inner product of unit vectors, in the oracle and in this prediction.
         """

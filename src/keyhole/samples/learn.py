@@ -54,7 +54,7 @@ def learn(
 ) -> Recovery:
     """Learn a multi-head layer F(X) = Σ softmax(X·Θ·Xᵀ)·X·W from random examples (X, F(X)), and certify it.
 
-    Examples are two arrays, or one of: a file, a folder, a pattern such as "shards/*.npz", a list of these, a stream
+    Examples are two arrays, or one of: a file, a folder, a pattern such as `"shards/*.npz"`, a list of these, a stream
     of pairs or rows, a dictionary of columns. `names` are those of their two arrays. What does not fit into memory
     is worked through shard by shard, by `workers` processes, the Dask cluster at the address `dask`, or any
     `executor` of futures; bad shards are named and left out only with `skip_bad`.
