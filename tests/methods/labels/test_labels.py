@@ -195,6 +195,14 @@ def test_equal_values_and_whole_numbers_are_read() -> None:
         assert is_inside(kh.recover(oracle_of(truth, **how), "labels"), truth)
 
 
+@pytest.mark.parametrize("values", [[-4.0, 3.0, 2.0, -3.0, 3.0], [4.0, 3.0], [4.0, 1.0, 2.0, 3.0]])
+def test_ratios_that_are_compared_with_themselves_are_no_contradiction(values: list[float]) -> None:
+    """Where a token lies on the boundary rounding answers, for one copy of it otherwise than for sixteen."""
+    score = np.random.default_rng(7).standard_normal((len(values), len(values)))
+    truth = kh.Labels(kh.SingleHead(score, np.array(values)), (0, 1))
+    assert is_inside(kh.recover(oracle_of(truth, max_norm=1.7), "labels", target_error=1e-4), truth)
+
+
 # --- how labels are told
 
 
