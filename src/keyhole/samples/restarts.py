@@ -20,7 +20,7 @@ from keyhole.methods.arithmetic import LOOK, ComputeLimit, partial_result
 from keyhole.samples.levenberg_marquardt import ScoreChart, descend
 from keyhole.samples.variable_projection import LayerPoint, LayerProblem
 
-# Standard deviation of the entries of a random start, times the width: logits of about a third.
+# How much logits differ in a random start, whatever the size of tokens: by about a third.
 RANDOM_SIZE = 0.3
 # Entries of the moment that are kept at most; wider tokens are not worth the memory.
 MOST_ENTRIES = 2**25
@@ -28,7 +28,7 @@ MOST_ENTRIES = 2**25
 
 def random_start(problem: LayerProblem, heads: int, rng: np.random.Generator) -> Floats:  # (heads, d, d)
     """Small random scores."""
-    return rng.standard_normal((heads, problem.width, problem.width)) * (RANDOM_SIZE / problem.width)
+    return rng.standard_normal((heads, problem.width, problem.width)) * (RANDOM_SIZE / problem.logit_size)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def spectral_start(found: Moment, problem: LayerProblem, heads: int, rng: np.ran
     d = problem.width
     known = found.left[:, :heads]
     turn = np.linalg.qr(rng.standard_normal((known.shape[1], known.shape[1])))[0]
-    scores = (known @ turn).T.reshape(-1, d, d) * RANDOM_SIZE
+    scores = (known @ turn).T.reshape(-1, d, d) * (RANDOM_SIZE * d / problem.logit_size)
     missing = heads - scores.shape[0]
     return np.concatenate([scores, random_start(problem, missing, rng)]) + 0.1 * random_start(problem, heads, rng)
 
@@ -111,7 +111,8 @@ class RestartFit:
         chart = ScoreChart(self.rank if self.rank is not None and self.rank < self.problem.width else None)
         with np.errstate(all="ignore"):  # a start that runs away is one that failed
             end = descend(self.problem, scores, good, rng, chart, self.steps)
-        return Trace(number, end.point.scores, end.point.rss, end.point.relative, end.steps, end.products)
+        scores = end.point.scores - end.point.scores @ self.problem.shared @ self.problem.shared.T
+        return Trace(number, scores, end.point.rss, end.point.relative, end.steps, end.products)
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,9 @@ def name_biases(examples: Examples, heads: int, noise: float, settings: VarproSe
     Biases are a layer over tokens with a 1 appended: weights add up to one, so that it carries an output bias.
     """
     ones = np.ones((*examples.inputs.shape[:2], 1))
+    tokens = np.linalg.qr(np.concatenate([examples.inputs, ones], axis=2).reshape(-1, examples.width + 1), mode="r")
+    if np.linalg.matrix_rank(tokens) <= examples.width:  # tokens have their 1 already, as one-hot ones do
+        return None
     longer = Examples(np.concatenate([examples.inputs, ones], axis=2), examples.outputs, examples.eps)
     if varpro.count_of(longer, heads).once.ratio < TRIED_RATIO:
         return None
