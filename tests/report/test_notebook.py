@@ -14,7 +14,7 @@ from keyhole.errors import UsageError
 from keyhole.oracles import Wrapper
 from keyhole.oracles.anything import as_oracle
 from keyhole.runs.reader import SavedRun, read_folder
-from keyhole.targets import random_single_head
+from keyhole.targets import random_multi_head, random_single_head
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,9 @@ def result() -> kh.Recovery:
 
 def test_a_result_fits_a_screen(result: kh.Recovery) -> None:
     """Numbers by the thousand were written out."""
-    for shown in (result, result.params, result.certificate, result.certificate.radius):
+    verdict = kh.verify("demo:multi-head?heads=12&width=8&outputs=8", random_multi_head(12, 8, outputs=8, seed=0))
+    more = (verdict, kh.diagnose("demo:multi-head?heads=3&width=8&outputs=8"), result.report(), result.stats)
+    for shown in (result, result.params, result.certificate, result.certificate.radius, *more):
         text = repr(shown)
         assert len(text) < 800
         assert text.count("\n") <= 3
@@ -51,6 +53,7 @@ def test_cards(result: kh.Recovery) -> None:
         "Certified": result,
         "3 attention heads": result.params,
         "Same": kh.verify(oracle, head),
+        "How much of each head differs": kh.verify(random_multi_head(2, 4, seed=1), random_multi_head(2, 4, seed=0)),
         "single-head": kh.diagnose(oracle),
         "No defence": kh.audit("demo:single-head?width=4", ["round:3"], budgets=[1]),
     }
