@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_overloads, get_type_hints
 
 import numpy as np
 import pytest
 
 import keyhole as kh
 from keyhole.errors import UsageError
+from keyhole.methods.registry import METHODS
 from keyhole.oracles import Wrapper
 from keyhole.oracles.anything import as_oracle
 from keyhole.runs.reader import SavedRun, read_folder
@@ -106,6 +107,31 @@ def test_a_run_folder_from_python(result: kh.Recovery, tmp_path: Path) -> None:
         other.save(tmp_path / "run")
     other.save(tmp_path / "run", force=True)
     assert kh.load(tmp_path / "run" / "params.safetensors").width == 4
+
+
+BOX_OF = {
+    "low-rank": "demo:single-head?width=4&rank=1",
+    "sensing": "demo:single-head?width=4&rank=1",
+    "robust": "demo:single-head?width=4&max_norm=1&decimals=4",
+    "alphabet": "demo:single-head?width=4&alphabet=9",
+    "labels": "demo:single-head?width=3&labels=1",
+    "residual": "demo:multi-head?width=4&outputs=4&residual=1",
+    "parts": "demo:single-head?width=4&link=softcap&cap=3",
+    "multi-head": "demo:single-head?width=4",  # of one head too
+}
+
+
+def test_methods_that_are_named_return_what_is_declared_of_them() -> None:
+    declared: dict[str, Any] = {}
+    for each in get_overloads(kh.recover):
+        hints = get_type_hints(each)
+        for name in get_args(hints["method"]):
+            declared[name] = get_args(hints["return"])[0]
+    assert declared.keys() | {"normalised"} == METHODS.keys()
+    for name, kind in declared.items():
+        found = kh.recover(BOX_OF.get(name, f"demo:{name}?width=4"), name, throw=False)
+        assert isinstance(found.params, kind), name
+        assert found.certificate.radius is None or isinstance(found.certificate.radius, kind)
 
 
 # --- whatever people have -----------------------------------------------------------------------------------------

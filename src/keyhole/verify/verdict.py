@@ -47,9 +47,7 @@ class Verdict:
     resolution: float = float("nan")  # the smallest relative change of any part that is noticed but for `miss`
     parts: Mapping[str, float] = field(default_factory=dict)  # the same by part
     differing: tuple[Difference, ...] = ()  # where it differs, where that can be said
-    changes: Mapping[str, float] = field(
-        default_factory=dict
-    )  # of `different`: about how much of each part, relatively
+    changes: Mapping[str, float] = field(default_factory=dict)  # where different: about how much of each part
     ratios: tuple[float, ...] = ()  # |prediction − answer| over its radius, the largest of each query
     noise: str | None = None  # how answers err, where that was found out and not declared
     noise_evidence: str | None = None
