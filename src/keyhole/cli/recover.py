@@ -31,11 +31,12 @@ from keyhole.cli.options import (
     complain,
     method_option,
 )
-from keyhole.cli.output import add_report, file_lines, keep_attention, print_json, print_lines
+from keyhole.cli.output import add_report, file_lines, print_json, print_lines
 from keyhole.cli.recover_model import names_all_layers, recover_all_layers
 from keyhole.errors import UsageError
 from keyhole.progress import Observer, on_terminal
 from keyhole.report.text.recovery import describe
+from keyhole.runs.attention import keep_attention
 from keyhole.runs.execute import Ending, execute
 from keyhole.runs.settings import JOURNAL, Settings, parse_option
 

@@ -72,7 +72,7 @@ FIRST_ROWS, MOST_ROWS = 6, 96
 FEW_ROWS = 4  # behind several outputs, where a head is recovered from so few queries that a rank is soon dearer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnosis:
     """The family of an oracle, the method that recovers it (None: none does), and why."""
 
@@ -100,6 +100,10 @@ class Diagnosis:
     def found(self, what: str) -> str | None:
         """What was found of one property; None where it was not looked for."""
         return next((finding.found for finding in self.findings if finding.what == what), None)
+
+    def __repr__(self) -> str:
+        """What it is, without the evidence."""
+        return f"Diagnosis({self.in_words()}; method {self.method}, {self.queries} queries)"
 
     def _repr_html_(self) -> str:
         """A card for notebooks."""
