@@ -327,3 +327,12 @@ def test_answers_that_differ_by_more_than_numbers_hold_are_an_outcome() -> None:
     rng = np.random.default_rng(0)
     oracle = kh.FunctionOracle(lambda tokens: 1e200 * rng.standard_normal(len(tokens)), width=3)
     assert kh.recover(oracle, throw=False).outcome is kh.Outcome.TOO_NOISY
+
+
+def test_an_affine_map_of_the_last_token_is_a_net_without_neurons():
+    rng = np.random.default_rng(3)
+    slope, constant = rng.standard_normal((5, 2)), rng.standard_normal(2)
+    result = kh.recover(kh.FunctionOracle(lambda tokens: tokens[:, -1] @ slope + constant, width=5), throw=False)
+    assert result.certified, result.message
+    tokens = rng.standard_normal((10, 3, 5))
+    assert np.max(np.abs(result.params(tokens) - tokens[:, -1] @ slope - constant)) < 1e-12
