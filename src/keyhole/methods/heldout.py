@@ -268,6 +268,10 @@ class _Source:
             scale = PAST_RIM * signature.norm_limit / float(np.linalg.norm(tokens[-1]))
         # Rounded, so that the last digits of an estimate do not make other queries of the same ones.
         tokens *= float(f"{scale:.2g}")
+        if (
+            structure == "one-hot" and norm == "normal" and length > 1
+        ):  # what people type; single ones were asked before
+            tokens = np.sign(tokens)
         if norm == "longest" and structure == "ordinary" and self.sure and self.has_attention:
             tokens = self._undecided(tokens)
         with np.errstate(divide="ignore", invalid="ignore"):
