@@ -335,3 +335,19 @@ def test_answers_that_differ_by_more_than_numbers_hold_are_an_outcome() -> None:
     rng = np.random.default_rng(0)
     oracle = kh.FunctionOracle(lambda tokens: 1e200 * rng.standard_normal(len(tokens)), width=3)
     assert kh.recover(oracle, throw=False).outcome is kh.Outcome.TOO_NOISY
+
+
+@pytest.mark.parametrize("decimals", [None, 4])
+def test_an_affine_map_of_the_last_token_is_a_net_without_neurons(decimals: int | None) -> None:
+    rng = np.random.default_rng(3)
+    slope, constant = rng.standard_normal((5, 2)), rng.standard_normal(2)
+
+    def answer(tokens: np.ndarray) -> np.ndarray:
+        answers = tokens[:, -1] @ slope + constant
+        return answers if decimals is None else np.round(answers, decimals)
+
+    result = kh.recover(kh.FunctionOracle(answer, width=5), throw=False)
+    assert result.certified, result.message
+    tokens = rng.standard_normal((10, 3, 5))
+    error = np.max(np.abs(result.params(tokens) - tokens[:, -1] @ slope - constant))
+    assert error < (1e-12 if decimals is None else 1e-3)

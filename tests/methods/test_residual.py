@@ -168,3 +168,14 @@ def test_strong_scores_of_low_rank_beside_small_values(seed: int) -> None:
     result = kh.recover(kh.FunctionOracle(truth, width=8), "residual", seed=seed, throw=False)
     assert result.certified, result.message
     assert within_bars(result, truth)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_values_that_undo_it_leave_single_tokens_without_an_answer(heads: int) -> None:
+    rng = np.random.default_rng(heads)
+    values = [rng.standard_normal((5, 5)) for _ in range(heads - 1)]
+    values.append(-np.eye(5) - sum(values))
+    truth = kh.Residual(kh.MultiHead([kh.SingleHead(rng.standard_normal((5, 5)), value) for value in values]))
+    result = kh.recover(kh.FunctionOracle(truth, width=5), throw=False)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-9

@@ -164,6 +164,11 @@ def draw_heldout(
     return _as_plans(queries, table, source.inputs(domain, count), evidence, signature)
 
 
+def _is_kept(query: Query) -> bool:
+    """Whether a query stays however little it informs: beside a last token of zero no logit does, unless by a bias."""
+    return query.norm in KEPT or not np.any(query.tokens[-1])
+
+
 class _Source:
     """Draws queries for an estimate."""
 
@@ -212,7 +217,7 @@ class _Source:
             self._answered(structure, length, norm, by[n % len(by)])
             for n, (structure, length, norm) in enumerate(zip(structures, lengths, norms, strict=True))
         ]
-        return [replace(query, kept=count >= CLASSES_FROM and query.norm in KEPT) for query in queries]
+        return [replace(query, kept=count >= CLASSES_FROM and _is_kept(query)) for query in queries]
 
     def redraw(self, queries: list[Query]) -> list[Query]:
         """Other queries of the same lengths and structures, their norms from the size of logits."""
@@ -263,6 +268,10 @@ class _Source:
             scale = PAST_RIM * signature.norm_limit / float(np.linalg.norm(tokens[-1]))
         # Rounded, so that the last digits of an estimate do not make other queries of the same ones.
         tokens *= float(f"{scale:.2g}")
+        if (
+            structure == "one-hot" and norm == "normal" and length > 1
+        ):  # what people type; single ones were asked before
+            tokens = np.sign(tokens)
         if norm == "longest" and structure == "ordinary" and self.sure and self.has_attention:
             tokens = self._undecided(tokens)
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -379,3 +379,16 @@ def test_classes_of_few_tokens_are_found(share: float, max_norm: float | None) -
         truth = kh.Labels(kh.SingleHead(rng.standard_normal((2, 2)), turn @ values), (0, 1, 2))
         result = kh.recover(oracle_of(truth, max_norm=max_norm), seed=seed)
         assert is_inside(result, truth)
+
+
+@pytest.mark.parametrize("max_norm", [None, 2.0])
+def test_a_class_between_two_others_never_occurs(max_norm: float | None) -> None:
+    rng = np.random.default_rng(0)
+    apart = rng.standard_normal((3, 2))
+    head = kh.SingleHead(rng.standard_normal((3, 3)), np.column_stack([apart.mean(axis=1), apart]))
+
+    def answer(tokens: np.ndarray) -> np.ndarray:
+        return np.argmax(np.asarray(head(tokens)), axis=1) * 1.0
+
+    result = kh.recover(kh.FunctionOracle(answer, width=3, answers="labels", max_norm=max_norm), throw=False)
+    assert result.certified, result.message

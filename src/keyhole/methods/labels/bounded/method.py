@@ -198,7 +198,7 @@ def _widest(classes: ClassReader, values: ClassValues, rng: np.random.Generator)
         others = [n for n in range(len(matrix)) if n not in (each.one, each.two)]
         gaps = (points @ matrix[each.one])[:, None] - points @ matrix[others].T
         steps = np.maximum(*(np.linalg.norm(matrix[others] - matrix[own], axis=1) for own in (each.one, each.two)))
-        room = np.min(gaps / steps, axis=1)
+        room = np.min(gaps / steps, axis=1, initial=np.inf)  # two classes have no third
         place = int(np.argmax(room))
         if best is None or room[place] > best[2]:
             best = each, points[place], float(room[place])
