@@ -171,6 +171,9 @@ def test_a_head_that_does_not_choose_is_one() -> None:
     truth = kh.Labels(kh.SingleHead(np.zeros((3, 3)), np.array([1.0, -2.0, 0.5])))
     result = kh.recover(oracle_of(truth), "labels", target_error=1e-4)
     assert is_inside(result, truth)
+    outcome, message = ending(oracle_of(truth, max_norm=1.0))
+    assert outcome is kh.Outcome.UNCERTIFIED
+    assert "allow longer ones" in message
 
 
 def test_single_tokens_are_among_the_held_out_labels() -> None:
