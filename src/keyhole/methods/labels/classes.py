@@ -347,7 +347,7 @@ def _solve_lengths(tree: list[Boundary], rest: list[Boundary], count: int, accur
     equations = steps * (points @ normals.T)
     left, sizes, vectors = svd(equations, full_matrices=True)
     rank = len(tree) - 1
-    if len(sizes) < rank or not sizes[rank - 1] > OPEN * accuracy * sizes[0]:
+    if len(sizes) < rank or (rank and not sizes[rank - 1] > OPEN * accuracy * sizes[0]):
         return None
     lengths = vectors[-1] * np.sign(np.sum(vectors[-1]))
     doubts = (
