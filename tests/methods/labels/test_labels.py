@@ -141,6 +141,15 @@ def test_biases_of_classes_within_a_norm_bound_are_read_beside_the_values(
     assert kh.distance(result.params, truth) < 1e-4
 
 
+def test_biases_of_classes_are_read_where_labels_are_wrong_at_times() -> None:
+    rng = np.random.default_rng([1, 8])
+    score, value, biases = rng.standard_normal((2, 2)), rng.standard_normal((2, 3)), 0.2 * rng.standard_normal(3)
+    truth = kh.Labels(kh.SingleHead(score, value, None, biases), (0, 1, 2))
+    flipped = Flipped(oracle_of(truth, max_norm=1.0), 0.05, (0, 1, 2), seed=1)
+    result = kh.recover(flipped, "labels", target_error=1e-3)
+    assert is_inside(result, truth)
+
+
 def test_a_class_of_short_tokens_that_meets_the_others_in_too_few_places_is_named() -> None:
     values = np.array([[1.0, -1.0, 0.0], [0.5, -0.5, 0.1]])  # the third has one label for a token and its opposite
     truth = kh.Labels(kh.SingleHead(np.eye(2), values, None, np.array([0.0, 0.1, 0.5])), (0, 1, 2))
@@ -171,6 +180,9 @@ def test_a_head_that_does_not_choose_is_one() -> None:
     truth = kh.Labels(kh.SingleHead(np.zeros((3, 3)), np.array([1.0, -2.0, 0.5])))
     result = kh.recover(oracle_of(truth), "labels", target_error=1e-4)
     assert is_inside(result, truth)
+    outcome, message = ending(oracle_of(truth, max_norm=1.0))
+    assert outcome is kh.Outcome.UNCERTIFIED
+    assert "allow longer ones" in message
 
 
 def test_single_tokens_are_among_the_held_out_labels() -> None:

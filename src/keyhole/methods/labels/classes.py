@@ -13,6 +13,7 @@ import numpy as np
 
 from keyhole.arrays import Booleans, Floats, Integers
 from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.labels.comparisons import OtherLabel
 from keyhole.methods.labels.score import Rows
 from keyhole.methods.labels.search import Prior, Search
 from keyhole.methods.labels.value import Tokens
@@ -82,12 +83,12 @@ class ClassValues:
     bias_radius: Floats | None = None  # (classes,)
 
 
-class _NewClass(Exception):
+class _NewClass(OtherLabel):
     """Raised where a label is answered that was not seen before."""
 
     def __init__(self, label: float, vector: Floats) -> None:
         super().__init__(label)
-        self.label, self.vector = label, vector
+        self.vector = vector
 
 
 class ClassReader:
