@@ -518,6 +518,18 @@ def test_bench_prints_the_whole_table(run: Run, monkeypatch: pytest.MonkeyPatch)
     assert run("bench", "demo:single-head?width=3", "--gpu", "--runs", "1")[0] in (0, 2)  # wrong use without a GPU
 
 
+def test_bench_prints_a_table_of_the_repository_in_a_clone_of_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("bench", "mine")[0] == 2  # no such table: nor is it a target
+    tables = tmp_path / "benchmarks" / "tables"
+    tables.mkdir(parents=True)
+    (tables / "mine.py").touch()
+    (tables.parent / "__main__.py").write_text("import sys\nsys.exit(7 if sys.argv[1:] == ['mine'] else 1)\n")
+    assert run("bench", "mine")[0] == 7
+
+
 def test_bench_says_where_a_box_was_not_recovered(run: Run) -> None:
     code, said, _ = run("bench", "demo:single-head?width=4&max_norm=1&noise=10", "--runs", "1", "--json")
     (row,) = json.loads(said)["benchmarks"]
