@@ -599,6 +599,8 @@ def test_options_of_a_target_are_folded_into_its_text() -> None:
     assert fold("transformers:P#layer=1 --part layer --seed 2") == "transformers:P#layer=1&part=layer --seed 2"
     assert fold("onnx:m.onnx --output hidden") == "onnx:m.onnx#output=hidden"
     assert fold("http://h/v2/models/m p.safetensors --timeout 3") == "http://h/v2/models/m#timeout=3 p.safetensors"
+    assert fold("http+json://h/e --no-proxy --width 3") == "http+json://h/e#proxy=none&width=3"
+    assert fold("demo:layer --no-proxy") == "demo:layer --no-proxy"
     assert fold("demo:layer --d 4 --k=2 --noise exact") == "demo:layer?d=4&k=2 --noise exact"
     assert fold("file:p.safetensors --width 3") == "file:p.safetensors --width 3"
     assert fold("demo:single-head -- --width 3") == "demo:single-head -- --width 3"

@@ -12,6 +12,7 @@ DONE, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 
 TARGET = "The box, named as for `keyhole recover`."
 TARGET_KINDS = ("demo", "onnx", "transformers", "http", "https", "http+json", "https+json")  # those that have keys
+FLAGS = {"--no-proxy": ("proxy", "none")}  # options without a value, and the key of a target that each stands for
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
@@ -71,6 +72,8 @@ def fold_target_options(words: Sequence[str], own: Collection[str]) -> list[str]
         key = option.removeprefix("--").replace("-", "_")
         if word == "--":  # what follows is no option
             rest += [word, *remaining]
+        elif word in FLAGS and any(FLAGS[word][0] in each for each in keys.values()):
+            taken.append(FLAGS[word])
         elif option in own or not option.startswith("--") or not any(key in each for each in keys.values()):
             rest.append(word)
         else:
