@@ -227,7 +227,7 @@ class Request:
             if self.heads is None:
                 raise UsageError("the six phases need to be told how many heads there are")
             try:
-                found = six_phase(source, self.heads, self.seed, self.phases)
+                found = six_phase(source, self.heads, self.seed, self.phases, self.progress)
             except NoRows as error:
                 raise _Ended(Outcome.TOO_FEW_EXAMPLES, str(error)) from error
             self.details["six_phase"] = found.figures
