@@ -9,8 +9,10 @@ import keyhole as kh
 from benchmarks.tables.learn_barrier import eliminate, find_parity
 from keyhole.errors import UsageError
 from keyhole.recovery import Outcome
+from keyhole.samples.examples import Examples
 from keyhole.samples.standard_errors import standard_errors
 from keyhole.samples.variable_projection import LayerProblem
+from keyhole.samples.variants import nearly_even
 from keyhole.targets.datasets import flipped, open_data, parity_layer, random_layer, signs
 
 
@@ -93,6 +95,19 @@ def test_heads_too_faint_to_be_told_apart_are_named(size: float) -> None:
         assert covered(result, layer)
     one = kh.AttentionLayer(layer.scores[:1], layer.projections[:1])
     assert kh.distance(kh.learn(inputs, one(inputs), heads=1).params, one) < 1e-8
+
+
+def test_outputs_that_hardly_show_attention_are_named(fixed_seed: int) -> None:
+    rng = np.random.default_rng(fixed_seed)
+    truth = kh.AttentionLayer(rng.standard_normal((2, 4, 4)) * 1e-6, rng.standard_normal((2, 4, 4)))
+    inputs = rng.standard_normal((60, 3, 4))
+    result = kh.learn(inputs, truth(inputs), max_heads=2, restarts=3, throw=False)
+    assert result.outcome is Outcome.UNCERTIFIED
+    assert "attend almost evenly" in result.message
+    even = nearly_even(Examples.of(inputs, truth(inputs)))
+    assert even is not None
+    assert "linear in the mean token but for" in even
+    assert nearly_even(Examples.of(inputs, kh.AttentionLayer(1e6 * truth.scores, truth.projections)(inputs))) is None
 
 
 def test_biases_and_masks_are_named() -> None:

@@ -248,6 +248,8 @@ def test_what_cannot_be_meant_is_refused(folder: Path, rng: np.random.Generator)
         kh.learn(arrays[0])
     with pytest.raises(UsageError, match="no column 'outputs'"):
         kh.learn({"inputs": arrays[0]})
+    with pytest.raises(UsageError, match="no array of numbers"):
+        kh.learn({"inputs": [[1], [2, 3]], "outputs": [[1], [2]]})
     with pytest.raises(UsageError, match=r"concurrent.futures.Executor"):
         learn(folder, executor="me")
     with pytest.raises(UsageError, match="workers must be"):

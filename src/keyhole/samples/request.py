@@ -31,7 +31,7 @@ from keyhole.samples.six_phase.method import PhaseSettings, six_phase
 from keyhole.samples.six_phase.rows import NoRows
 from keyhole.samples.source import ArraySource, Source
 from keyhole.samples.sums import SummedFit
-from keyhole.samples.variants import CAUSAL, faint_heads, is_causal, name_biases
+from keyhole.samples.variants import CAUSAL, faint_heads, is_causal, name_biases, nearly_even
 from keyhole.samples.varpro import Progress, VarproFit, VarproSettings
 
 # Rounding errs alike where inputs are alike. In memory those count once; shards are not compared with each other.
@@ -164,7 +164,15 @@ class Request:
         self._check_explained(found, noise)
         rng = np.random.default_rng([self.seed, 0xCE27])
         hidden = self.errors.tolerance > 0 and self.heads != found.fitted.heads
-        return judge(found.evidence, found.count, heldout, noise, rng, Trust(trusted, self.errors.tolerance, hidden))
+        trust = Trust(trusted, self.errors.tolerance, hidden)
+        verdict = judge(found.evidence, found.count, heldout, noise, rng, trust)
+        if (
+            verdict.outcome is Outcome.WRONG_FAMILY
+            and self.heads != 1
+            and (even := nearly_even(found.train)) is not None
+        ):
+            return replace(verdict, outcome=Outcome.UNCERTIFIED, message=f"{even}: {verdict.message}")
+        return verdict
 
     def _check_visible(self) -> None:
         """Whether the outputs can tell anything."""
@@ -227,7 +235,7 @@ class Request:
             if self.heads is None:
                 raise UsageError("the six phases need to be told how many heads there are")
             try:
-                found = six_phase(source, self.heads, self.seed, self.phases)
+                found = six_phase(source, self.heads, self.seed, self.phases, self.progress)
             except NoRows as error:
                 raise _Ended(Outcome.TOO_FEW_EXAMPLES, str(error)) from error
             self.details["six_phase"] = found.figures
@@ -301,6 +309,8 @@ class Request:
             return
         if (faint := faint_heads(fitted.point, rounding)) is not None:
             raise _Ended(Outcome.UNCERTIFIED, faint)
+        if self.heads != 1 and (even := nearly_even(found.train)) is not None:
+            raise _Ended(Outcome.UNCERTIFIED, f"{even}: the fit leaves {fitted.point.relative:.1g} of them over")
         if is_causal(found.train, noise):
             raise _Ended(Outcome.WRONG_FAMILY, CAUSAL)
         left = float(np.sqrt(evidence.rss / found.freedom))

@@ -201,6 +201,13 @@ class LayerPoint:
         return Kronecker(*self.problem.token_moments, np.maximum(values, 0.0), vectors)
 
 
+def relative_error(problem: LayerProblem, point: LayerPoint) -> float:
+    """What the layer of a fit leaves over of other examples, over the size of their outputs."""
+    mixed = LayerProblem(problem.inputs, problem.outputs).at(point.scores).mixed
+    left = np.linalg.norm(problem.labels - mixed @ point.stacked)
+    return float(left / max(np.sqrt(problem.energy), np.finfo(float).tiny))
+
+
 @dataclass(frozen=True, eq=False)
 class Products:
     """Products with the Jacobian of the residual in the scores, in the precision of its arrays."""
