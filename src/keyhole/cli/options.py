@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +24,7 @@ Sentence = Annotated[
     typer.Option(help="What heads of a transformers model are shown on in the report; one is taken if left out."),
 ]
 Noise = Annotated[str | None, typer.Option(help="How answers err, as for `keyhole recover`: it adds nothing to them.")]
+Journal = Annotated[Path | None, typer.Option(help="File that keeps every answer, to resume from.")]
 Budget = Annotated[int | None, typer.Option(min=0, help="Most queries in all.")]
 MaxNorm = Annotated[float | None, typer.Option(help="Send no token longer than this.")]
 MaxSeconds = Annotated[

@@ -20,6 +20,7 @@ from keyhole.cli.options import (
     Concurrency,
     Dask,
     Force,
+    Journal,
     Json,
     MaxNorm,
     MaxSeconds,
@@ -58,7 +59,7 @@ def recover(
     ],
     method: Annotated[str, method_option()] = "auto",
     budget: Budget = None,
-    journal: Annotated[Path | None, typer.Option(help="File that keeps every answer, to resume from.")] = None,
+    journal: Journal = None,
     seed: Seed = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for params.safetensors, radius.safetensors, run.json and report.html.")

@@ -54,6 +54,15 @@ class Panel:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """The colours of all panels: from a least number over zero, or from zero, to a largest; and which way is which."""
+
+    least: str
+    most: str
+    ways: str
+
+
+@dataclass(frozen=True)
 class Section:
     """A part of a report."""
 
@@ -64,6 +73,7 @@ class Section:
     table: Table | None = None
     charts: tuple[Chart, ...] = ()
     panels: tuple[Panel, ...] = ()
+    scale: Scale | None = None  # that all panels have
     columns: int = 0  # of panels that stand close together, in so many columns; 0: as many as there is room for
     folded: tuple[Panel, ...] = ()  # shown on demand
 

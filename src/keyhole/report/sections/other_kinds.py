@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from keyhole.report.content import Headline, Report, Section, Table, Tile, Tone,
 from keyhole.report.sections.attention import attention_section
 from keyhole.report.sections.certificate import heldout_section
 from keyhole.report.sections.parameters import heads_of, many_heads
+from keyhole.report.sections.run import detected_ranks
 from keyhole.report.text.diagnosis import describe_diagnosis
 from keyhole.report.text.verdict import describe_verdict
 from keyhole.runs.reader import SavedAudit, SavedDiagnosis, SavedModel, SavedVerdict
@@ -215,7 +217,7 @@ def report_of_model(saved: SavedModel) -> Report:
         tiles.append(Tile(short(worst), "from the weights in the file", "relatively, the worst layer"))
     tiles.append(Tile(f"{sum(each.stats.seconds for each in results.values()):.1f} s", "time"))
     rows = tuple(_layer_row(name, result, saved.layers[name].distance) for name, result in results.items())
-    columns = ("layer", "outcome", "heads", "queries", "fewest possible", "largest held-out error", "from the file")
+    columns = ("layer", "outcome", "heads", "queries", "fewest possible", "held-out error, relative", "from the file")
     seen = saved.attention
     lead = None if seen is None else attention_section(seen.sentence, seen.layers)
     sections = [] if lead is None else [lead]
@@ -233,7 +235,7 @@ def _layer_row(name: str, result: Recovery, distance: float | None) -> tuple[str
         str(len(heads_of(result.params))),
         f"{stats.queries:,}",
         f"{stats.counting_bound:,}" if stats.counting_bound else "",
-        short(result.certificate.worst_error) if np.isfinite(result.certificate.worst_error) else "",
+        short(result.certificate.typical_error) if np.isfinite(result.certificate.worst_error) else "",
         "" if distance is None else short(distance),
     )
 
@@ -242,8 +244,7 @@ def _layer(name: str, result: Recovery, prefix: str) -> Iterator[Section]:
     heads = heads_of(result.params)
     if not heads:
         return
-    found = many_heads(heads, (), (), prefix)
+    found = many_heads(heads, (), (), prefix, detected_ranks(result))
     check = heldout_section(result, "sequences", prefix)
-    yield Section(
-        f"Layer {name}", found.said + check.said[:1], charts=(*found.charts, *check.charts), panels=found.panels
-    )
+    charts = (*found.charts, *check.charts)
+    yield replace(found, title=f"Layer {name}", said=found.said + check.said[:1], charts=charts)
