@@ -67,11 +67,8 @@ def ask_bilinear(signature: Signature, rng: np.random.Generator, names: Names) -
     if signature.max_norm is not None:
         found, value, words = yield from ask_bounded(signature, rng, names)
         return _bounded_estimate(signature.noise, found, value, {"parts_found": words} if words else {})
-    reading = signature
-    if signature.noise.may_conspire:  # an entry of the score adds up as many answers as its row and column have numbers
-        reading = signature.with_changes(noise=Noise.bounded(signature.noise.radius * signature.width))
     try:
-        return (yield from _Bilinear(reading, rng, names).run())
+        return (yield from _Bilinear(signature.as_conspiring(), rng, names).run())
     except Unrecoverable as error:
         if error.outcome not in MAY_BE_BIASED:
             raise
