@@ -40,6 +40,9 @@ def test_failures_and_layers_from_examples_have_cards_too(rng: np.random.Generat
     spent = kh.recover("demo:single-head?width=8", budget=3, throw=False)
     assert repr(spent).startswith("BUDGET_EXHAUSTED by ")
     assert "Budget exhausted" in spent._repr_html_()
+    claimed = [row[0] for section in spent.report().sections if section.table for row in section.table.rows]
+    assert "can be known" in claimed
+    assert "known" not in claimed  # nothing is, of what was not recovered
     layer = kh.AttentionLayer(rng.standard_normal((1, 3, 3)), rng.standard_normal((1, 3, 3)))
     inputs = rng.standard_normal((300, 4, 3))
     learned = kh.learn(inputs, layer(inputs), heads=1)

@@ -9,7 +9,7 @@ import numpy as np
 from keyhole.families import AttentionLayer, Family
 from keyhole.gauge.identifiability import FAMILIES, claims
 from keyhole.gauge.redundancy import is_examined
-from keyhole.recovery import Recovery, of_error_bar
+from keyhole.recovery import Outcome, Recovery, of_error_bar
 from keyhole.report.charts import Bars, Look, largest, short
 from keyhole.report.content import Headline, Report, Section, Table, Tile, sentence
 from keyhole.report.sections.attention import attention_section
@@ -115,8 +115,9 @@ def _box(saved: SavedRun) -> Section:
         facts += [
             (_WORDS.get(word, word), said) for word, said in describe_params(result.params) if word not in skipped
         ]
-    said = ("Below, what answers can and cannot tell of any box of this family.",)
-    return Section("The box, and what can be known of it", said, facts=tuple(facts), table=_claims(result))
+    table = _claims(result)
+    said = () if table is None else ("Below, what answers can and cannot tell of any box of this family.",)
+    return Section("The box, and what can be known of it", said, facts=tuple(facts), table=table)
 
 
 _WORDS = {"canonical": "identifiable", "witness": "same answers"}
@@ -128,15 +129,19 @@ def drawable(params: Family) -> bool:
 
 
 def _claims(result: Recovery) -> Table | None:
-    """What can and cannot be known of the family."""
+    """What can and cannot be known of the family; of a box that is of another, nothing."""
+    if result.outcome is Outcome.WRONG_FAMILY:
+        return None
+    known = "known" if result.certified else "can be known"
     family = FAMILY_OF.get(result.method, "single-head") if result.params is None else result.params.family
     columns = ("status", "quantity", "because")
     if family == AttentionLayer.family or result.method in {"varpro", "six-phase"}:
-        return Table(columns, _LAYER_CLAIMS)
+        rows = tuple((known if status == "known" else status, *words) for status, *words in _LAYER_CLAIMS)
+        return Table(columns, rows)
     if family not in FAMILIES:
         return None
-    rows = [("known" if each.known else "hidden", each.quantity, each.reason) for each in claims(family)]
-    return Table(columns, tuple(rows))
+    rows = tuple((known if each.known else "hidden", each.quantity, each.reason) for each in claims(family))
+    return Table(columns, rows)
 
 
 # --- what it cost -----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import starmap
 from typing import Any
@@ -18,6 +19,8 @@ PROVEN = (Outcome.CERTIFIED, Outcome.UNCERTIFIED)
 
 # Bad shards that are named one by one.
 NAMED = 4
+
+OF_A_HEAD = re.compile(r"heads\.\d+\.")  # in the names of arrays
 
 
 def describe(result: Recovery, label: str, distance: float | None = None) -> Iterator[tuple[str, str]]:
@@ -113,7 +116,10 @@ def _proof(result: Recovery, distance: float | None, truth: str) -> Iterator[tup
     """Radii, the distance from the truth where that is known, and what a certificate rests on."""
     radius = result.certificate.radius
     if result.outcome in PROVEN and radius is not None:
-        largest = {name: float(np.max(to_numpy(array), initial=0.0)) for name, array in radius.arrays().items()}
+        largest: dict[str, float] = {}
+        for name, array in radius.arrays().items():
+            part = OF_A_HEAD.sub("", name)  # of several heads the largest
+            largest[part] = max(largest.get(part, 0.0), float(np.max(to_numpy(array), initial=0.0)))
         listed = ", ".join(f"{name} ± {size:.2g}" for name, size in largest.items())
         yield "error bars", f"entries of {listed} at most"
     elif result.params is not None:
