@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -264,9 +265,12 @@ def test_starts_may_come_from_elsewhere(init: str, rng: np.random.Generator) -> 
 @pytest.mark.slow
 def test_processes_share_the_starts_and_change_nothing(rng: np.random.Generator) -> None:
     _, inputs, outputs = examples(rng, 4, 4, 2)
-    one, two = (kh.learn(inputs, outputs, heads=2, jobs=jobs, seed=3) for jobs in (1, 2))
-    assert kh.distance(one.params, two.params) < 1e-12
-    assert one.stats.details["restarts"]["made"] == two.stats.details["restarts"]["made"]
+    with ThreadPoolExecutor(2) as executor:
+        ways: list[dict[str, Any]] = [{"jobs": 1}, {"jobs": 2}, {"executor": executor}]
+        one, *others = (kh.learn(inputs, outputs, heads=2, seed=3, **way) for way in ways)
+    for each in others:
+        assert kh.distance(one.params, each.params) < 1e-12
+        assert one.stats.details["restarts"]["made"] == each.stats.details["restarts"]["made"]
 
 
 def test_arrays_of_torch(rng: np.random.Generator) -> None:

@@ -53,9 +53,9 @@ def learn(
     ] = SOLVERS[0],
     names: Annotated[str, typer.Option(help="Names of the two arrays, with a comma.")] = ",".join(NAMES),
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad shards out, and name them.")] = False,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that share the shards.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that share shards, or starts.")] = 1,
     dask: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="The Dask scheduler whose workers share the shards.")
+        str | None, typer.Option(metavar="ADDRESS", help="The Dask scheduler whose workers share them.")
     ] = None,
     seed: Seed = 0,
     out: Annotated[
@@ -71,12 +71,10 @@ def learn(
     """
     given = open_data(data)
     level: Noise | float | None = Noise.parse(noise) if noise is not None else given.noise
-    if given.outputs is not None and (workers > 1 or dask is not None):
-        raise UsageError("--workers and --dask share shards: a demo is in memory, where --jobs shares the starts")
     settings: dict[str, Any] = {"method": method, "seed": seed, "rank": rank, "restarts": restarts, "init": init}
     settings |= {"search": search, "jobs": jobs, "heldout": heldout, "max_seconds": max_seconds}
-    shards: dict[str, Any] = {"names": names.split(","), "skip_bad": skip_bad, "workers": workers, "dask": dask}
-    settings |= {"polish": polish, **(shards if given.outputs is None else {})}
+    shards: dict[str, Any] = {"names": names.split(","), "skip_bad": skip_bad}
+    settings |= {"polish": polish, "workers": workers, "dask": dask, **(shards if given.outputs is None else {})}
     record = {"data": data, "heads": heads, "noise": noise, "solver": solver, **settings}
     settings["phases"] = PhaseSettings(solver=solver)
     files: dict[str, Path] = {}

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from keyhole.arrays import Floats
-from keyhole.errors import KeyholeError
-from keyhole.executors.base import one_thread_each
+from keyhole.executors.base import Shared, Workers
 from keyhole.families import Family
 from keyhole.families.attention_layer import AttentionLayer
-from keyhole.methods.arithmetic import LOOK, ComputeLimit, partial_result
+from keyhole.methods.arithmetic import ComputeLimit, partial_result
 from keyhole.samples.levenberg_marquardt import ScoreChart, descend
 from keyhole.samples.variable_projection import LayerPoint, LayerProblem
 
@@ -24,6 +20,7 @@ from keyhole.samples.variable_projection import LayerPoint, LayerProblem
 RANDOM_SIZE = 0.3
 # Entries of the moment that are kept at most; wider tokens are not worth the memory.
 MOST_ENTRIES = 2**25
+ALONE = Workers()
 
 
 def random_start(problem: LayerProblem, heads: int, rng: np.random.Generator) -> Floats:  # (heads, d, d)
@@ -160,7 +157,7 @@ def search(
     seed: int,
     most: int,
     done: Callable[[RestartSearch], bool],
-    jobs: int = 1,
+    workers: Workers = ALONE,
     report: Callable[[int, float], None] | None = None,  # starts done, least relative residual so far
 ) -> RestartSearch:
     """Make up to `most` starts, one after the other as far as the result is concerned, until they are `done`."""
@@ -170,7 +167,7 @@ def search(
         return RestartSearch(fit, tuple(traces)).layer if traces else known
 
     with partial_result(best):
-        for trace in _traces(fit, seed, most, jobs):
+        for trace in _traces(fit, seed, most, workers):
             traces.append(trace)
             if report is not None:
                 report(len(traces), min(each.relative for each in traces))
@@ -179,35 +176,18 @@ def search(
     return RestartSearch(fit, tuple(traces))
 
 
-def _traces(fit: RestartFit, seed: int, most: int, jobs: int) -> Iterator[Trace]:
-    if jobs == 1:
+def _traces(fit: RestartFit, seed: int, most: int, workers: Workers) -> Iterator[Trace]:
+    if most == 1 or not workers.several:
         yield from (fit.start(number, seed) for number in range(most))
         return
-    context = multiprocessing.get_context("spawn")  # threads of BLAS do not survive a fork
-    with one_thread_each(), ProcessPoolExecutor(min(jobs, most), context, _receive, (fit, seed)) as pool:
-        try:
-            futures = [pool.submit(_carry_out, number) for number in range(most)]
-            for future in futures:
-                while not wait([future], timeout=LOOK).done:  # in pieces, so that a limit on the time can end it
-                    pass
-                yield future.result()
-        except BrokenProcessPool as error:
-            raise KeyholeError(
-                "a process that shared the starts died, maybe for want of memory: run again with fewer jobs"
-            ) from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    shared = Shared((fit, seed), "let processes of this machine share the starts, jobs=")
+    with workers.open() as crew:
+        yield from crew.map(_carry_out, range(most), shared)
 
 
-_FIT: dict[str, tuple[RestartFit, int]] = {}  # in a process that shares the starts
-
-
-def _receive(fit: RestartFit, seed: int) -> None:
-    _FIT["fit"] = (fit, seed)
-
-
-def _carry_out(number: int) -> Trace:
-    fit, seed = _FIT["fit"]
+def _carry_out(shared: tuple[RestartFit, int], number: int) -> Trace:
+    """In a worker: one start, within the time that all may take."""
+    fit, seed = shared
     limit = ComputeLimit(lambda: fit.seconds)
     try:
         with limit:
