@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import keyhole as kh
-from benchmarks.fuzz.runner import run_on_dask
+from benchmarks.tables.fuzz import run_on_dask
 from keyhole.audit import audit
 from keyhole.cli import main
 from keyhole.executors.base import Workers

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import time
 from collections import Counter
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from benchmarks.fuzz.attempts import KINDS, attempt
 from benchmarks.fuzz.judge import BAD, VERDICTS
-from benchmarks.fuzz.runner import Record, read_records, run, run_on_dask, schedule
+from benchmarks.fuzz.runner import Attempt, Key, Record, read_records, record_file, run, schedule
 from benchmarks.support.rows import markdown
+from keyhole.executors.base import Workers
 
 FILE = Path(__file__).parents[1] / ".rows" / "fuzz.jsonl"
 SHOWN = 8  # seeds of one kind
@@ -114,3 +119,25 @@ def _reason(records: list[Record]) -> str:
     if not words:
         words = [Counter(record["detail"][:120] for record in records).most_common(1)[0][0]]
     return ", ".join(words).replace("|", "∣").replace("\n", " ")
+
+
+def run_on_dask(keys: Iterable[Key], path: Path, attempt: Attempt, address: str, *, seconds: float) -> int:
+    """Boxes that the file does not have yet, on the workers of a Dask cluster, which have to have this repository.
+
+    Nobody kills a process there: a box takes as long as it takes, and recoveries limit their own arithmetic.
+    """
+    end, done = time.monotonic() + seconds, 0
+    with record_file(path) as file, Workers(dask=address).open() as crew:
+        known = {(record["kind"], record["seed"]) for record in read_records(path)}
+        waiting = [key for key in dict.fromkeys(keys) if key not in known]
+        for _, record in crew.results(partial(_attempt, attempt), waiting, ordered=False):
+            file.write(json.dumps(record).encode() + b"\n")
+            file.flush()
+            done += 1
+            if time.monotonic() > end:
+                break
+    return done
+
+
+def _attempt(attempt: Attempt, key: Key) -> Record:
+    return attempt(*key)

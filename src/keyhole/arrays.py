@@ -247,6 +247,15 @@ class Space:
         """
         return not self.on_cpu and array_api_compat.is_torch_namespace(self.xp)
 
+    @property
+    def in_tf32(self) -> bool:
+        """Whether PyTorch was told to make products of float32 with the 11 binary digits of TF32 on this device."""
+        if self.on_cpu or not array_api_compat.is_torch_namespace(self.xp) or "float32" not in str(self.dtype):
+            return False
+        products = import_module("torch").backends.cuda.matmul
+        said = getattr(products, "fp32_precision", None)  # since PyTorch 2.9
+        return bool(products.allow_tf32 if said is None else said == "tf32")
+
     def free_bytes(self) -> int | None:
         """Memory of the device that is free, that of arrays that are gone included; None where that is not known."""
         if "cuda" not in str(self.device) or not array_api_compat.is_torch_namespace(self.xp):

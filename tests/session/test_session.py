@@ -460,6 +460,25 @@ def ahead(space: Space) -> Space:
     return space
 
 
+def test_products_of_few_digits_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    coarse, fine = (
+        kh.FunctionOracle(lambda tokens: tokens[:, 0, 0], width=4, like=torch.zeros(1, dtype=dtype))
+        for dtype in (torch.float32, torch.float64)
+    )
+    torch.set_float32_matmul_precision("high")
+    try:
+        Session(coarse)  # on the host products are whole
+        for each in (coarse, fine):
+            ahead(each.signature.space)
+        Session(fine)
+        with pytest.raises(UsageError, match="TF32"):
+            Session(coarse)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    Session(coarse)
+
+
 def test_a_device_is_waited_for_once_a_plan() -> None:
     """Answers are checked together, and one that is not finite is found all the same."""
     torch = pytest.importorskip("torch")

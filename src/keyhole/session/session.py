@@ -17,7 +17,15 @@ import array_api_compat
 import numpy as np
 
 from keyhole.arrays import Array, Stopwatch, copy_of, is_out_of_memory, to_numpy
-from keyhole.errors import BudgetExhausted, KeyholeError, OracleError, OutOfMemory, TimeExhausted, WrongShape
+from keyhole.errors import (
+    BudgetExhausted,
+    KeyholeError,
+    OracleError,
+    OutOfMemory,
+    TimeExhausted,
+    UsageError,
+    WrongShape,
+)
 from keyhole.journal import Journal
 from keyhole.methods import Steps
 from keyhole.methods.arithmetic import ComputeLimit, check_arithmetic, check_seconds, default_limit
@@ -51,6 +59,11 @@ class Session:
     ) -> None:
         self.oracle = oracle
         self.signature = oracle.signature
+        if self.signature.space.in_tf32:
+            raise UsageError(
+                f"PyTorch makes products of float32 in TF32, with 11 of 24 binary digits, where {oracle.name!r} lives: "
+                "call torch.set_float32_matmul_precision('highest') before"
+            )
         self.budget = budget
         self.journal = journal
         self.observer = observer or Silent()
