@@ -266,7 +266,7 @@ class _Source:
         if soft:
             tokens, scale = self._seen_behind(tokens), 1.0
         rim = not soft and signature.max_norm is not None and (structure == "near" or not self.has_attention)
-        rim = rim and norm != "any" and (structure == "one-hot" or bool(rng.integers(RIM_EVERY) > 0))
+        rim = rim and (structure == "one-hot" or (norm != "any" and bool(rng.integers(RIM_EVERY) > 0)))
         rim = rim and bool(np.any(tokens[-1]))
         if rim:
             scale = PAST_RIM * signature.norm_limit / float(np.linalg.norm(tokens[-1]))
