@@ -165,8 +165,11 @@ def draw_heldout(
 
 
 def _is_kept(query: Query) -> bool:
-    """Whether a query stays however little it informs: beside a last token of zero no logit does, unless by a bias."""
-    return query.norm in KEPT or not np.any(query.tokens[-1])
+    """Whether a query stays however little it informs: beside a last token of zero no logit does, unless by a bias.
+
+    A neuron that was missed is on where the estimate says that nothing is, perhaps for one axis only.
+    """
+    return query.norm in KEPT or query.structure == "one-hot" or not np.any(query.tokens[-1])
 
 
 class _Source:
@@ -263,21 +266,21 @@ class _Source:
         if soft:
             tokens, scale = self._seen_behind(tokens), 1.0
         rim = not soft and signature.max_norm is not None and (structure == "near" or not self.has_attention)
-        rim = rim and norm != "any" and bool(rng.integers(RIM_EVERY) > 0) and bool(np.any(tokens[-1]))
+        rim = rim and (structure == "one-hot" or (norm != "any" and bool(rng.integers(RIM_EVERY) > 0)))
+        rim = rim and bool(np.any(tokens[-1]))
         if rim:
             scale = PAST_RIM * signature.norm_limit / float(np.linalg.norm(tokens[-1]))
         # Rounded, so that the last digits of an estimate do not make other queries of the same ones.
         tokens *= float(f"{scale:.2g}")
-        if (
-            structure == "one-hot" and norm == "normal" and length > 1
-        ):  # what people type; single ones were asked before
-            tokens = np.sign(tokens)
+        alone = structure == "one-hot"
+        if alone and norm == "normal" and length > 1 and signature.max_norm is None:  # what people type
+            tokens = np.sign(tokens)  # single ones were asked before
         if norm == "longest" and structure == "ordinary" and self.sure and self.has_attention:
             tokens = self._undecided(tokens)
         with np.errstate(divide="ignore", invalid="ignore"):
             sizes = np.linalg.norm(tokens, axis=1, keepdims=True)
             # Normal tokens end at the very rim; those of one entry beside it, since there values are read from them.
-            on_rim, alone = norm == "normal" or rim, structure == "one-hot"
+            on_rim = norm == "normal" or rim
             inside = 1.0 if on_rim and not alone else 1.0 - (BESIDE_RIM if on_rim else 0.5) * rng.uniform() ** 2
             limit = min(signature.norm_limit, longest_finite(signature)) * inside
             tokens = np.where(sizes > limit, tokens * (limit / sizes), tokens)
