@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from keyhole.live import LiveServer, Runs
-from support.browsers import ARGUMENTS, ARTEFACTS, chromium
+from support.browsers import ARGUMENTS, chromium, picture, violations
 from support.live import BOX, PATIENCE, QUICK, SLOW, command, hurry, serving, start, until
 
 
@@ -63,8 +63,8 @@ class Tab:
             self.said.append(f"asked for {request.url}")
 
     def picture(self, name: str) -> None:
-        ARTEFACTS.mkdir(exist_ok=True)
-        self.page.screenshot(path=ARTEFACTS / f"live-{name}.png", full_page=True)
+        picture(self.page, f"live-{name}")
+        assert violations(self.page) == []
 
     def text(self, name: str) -> str:
         return self.page.locator(f"#{name}").inner_text()
