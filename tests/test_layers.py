@@ -50,7 +50,7 @@ LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 
 # Never imported before they are needed; the last two are no dependency of the core at all.
 LAZY = ("torch", "matplotlib", "jinja2", "cupy", "onnxruntime", "httpx", "orjson", "fastapi", "uvicorn", "transformers")
-LAZY += ("distributed", "pyarrow", "zarr")
+LAZY += ("pycurl", "distributed", "pyarrow", "zarr")
 
 PUBLIC = [
     "AttentionLayer",

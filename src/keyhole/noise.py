@@ -171,6 +171,11 @@ class Noise:
         return self.radius / repeats**0.5 if self.kind == "gaussian" else self.radius
 
     @property
+    def may_conspire(self) -> bool:
+        """Whether errors of many answers may all point the same way, so that nothing but their sum bounds them."""
+        return self.kind == "bounded" or self.is_cut
+
+    @property
     def spread(self) -> float:
         """Half-width to use where errors of many answers are added in quadrature as independent ones.
 

@@ -130,6 +130,15 @@ class Signature:
             return self
         return self.with_changes(space=replace(self.space, coarse=2 * self.noise.scale), noise=Noise.exact())
 
+    def as_conspiring(self) -> Signature:
+        """The same where errors may conspire, so wide that their quadrature bounds them.
+
+        An entry of a matrix adds up as many answers as its row and column have numbers.
+        """
+        if not self.noise.may_conspire:
+            return self
+        return self.with_changes(noise=Noise.bounded(self.noise.radius * self.width))
+
 
 def _at_least_one(name: str, number: int) -> None:
     if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:

@@ -168,7 +168,7 @@ class MultiHead(Family):
             return super().matrices()
         return {
             f"{name} of head {number}": matrix
-            for number, head in enumerate(self.heads, 1)
+            for number, head in enumerate(self.heads)
             for name, matrix in head.matrices().items()
         }
 

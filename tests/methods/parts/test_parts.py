@@ -126,6 +126,40 @@ def test_tokens_of_bounded_norm_are_right_or_admitted(kind: str, fresh_seed: int
     assert_right(recover(known, max_norm=3.0), known, 1e-8)
 
 
+def signs(answers: Any) -> Any:
+    """Errors that conspire: all of them follow the sign of the answer."""
+    return np.where(np.asarray(answers) < 0, -1.0, 1.0)
+
+
+ERRORS = {
+    "bounded:1e-6": lambda answers, _: answers + 1e-6 * signs(answers),
+    "gaussian:1e-4": lambda answers, rng: answers + 1e-4 * rng.standard_normal(answers.shape),
+    "cut:6": lambda answers, _: np.floor(answers * 1e6) / 1e6,
+    "rounded:5": lambda answers, _: np.round(answers, 5),
+}
+
+
+@pytest.mark.parametrize("noise", ERRORS)
+@pytest.mark.parametrize(
+    ("kind", "max_norm"),
+    [("softcap", None), ("sparsemax", None), ("softcap and ALiBi", None), ("sink", 3.0), ("ALiBi", 3.0)],
+)
+def test_behind_noise_radii_hold_or_it_is_admitted(
+    kind: str, max_norm: float | None, noise: str, fresh_seed: int
+) -> None:
+    hidden = np.asarray(5e-7)
+    for seed in (2, fresh_seed):
+        truth = random_head(kind, 4, seed, scale=2.0)
+        biased, rng = replace(truth, output_bias=hidden), np.random.default_rng(seed)
+        result = recover(truth, function=lambda x: ERRORS[noise](biased(x), rng), noise=noise, max_norm=max_norm)  # noqa: B023
+        assert result.certified or seed == fresh_seed, result.message
+        if result.certified and result.params.output_bias is None:
+            assert_right(result, truth, 1.0)
+            assert result.certificate.radius.output_bias >= hidden
+        elif result.certified:
+            assert_right(result, biased, 1.0)
+
+
 def test_constants_of_zero_are_recovered_too() -> None:
     for attention in (Attention(normaliser=Sink(0.0)), Attention(position_bias=Alibi(0.0))):
         truth = replace(random_head("sink", 6, 0, scale=1.0), attention=attention)

@@ -32,6 +32,7 @@ from keyhole.methods.parts.zero_scores import (
     bias_of_weight,
     lone_weight,
 )
+from keyhole.noise import GAUSSIAN_DEVIATIONS, Noise
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
@@ -65,9 +66,9 @@ def ask_bilinear(signature: Signature, rng: np.random.Generator, names: Names) -
         raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, "an unknown link is not read within a norm bound: name the link")
     if signature.max_norm is not None:
         found, value, words = yield from ask_bounded(signature, rng, names)
-        return _bounded_estimate(found, value, {"parts_found": words} if words else {})
+        return _bounded_estimate(signature.noise, found, value, {"parts_found": words} if words else {})
     try:
-        return (yield from _Bilinear(signature, rng, names).run())
+        return (yield from _Bilinear(signature.as_conspiring(), rng, names).run())
     except Unrecoverable as error:
         if error.outcome not in MAY_BE_BIASED:
             raise
@@ -75,16 +76,29 @@ def ask_bilinear(signature: Signature, rng: np.random.Generator, names: Names) -
         if biased is None:
             raise
     found, value, words = biased
-    return _bounded_estimate(found, value, {"parts_found": words} if words else {})
+    return _bounded_estimate(signature.noise, found, value, {"parts_found": words} if words else {})
 
 
-def _bounded_estimate(found: Fit, value: Value, details: dict[str, Any]) -> Estimate[SingleHead]:
+def _bounded_estimate(noise: Noise, found: Fit, value: Value, details: dict[str, Any]) -> Estimate[SingleHead]:
     """What least squares found, with the radius of the output bias where none was."""
-    radius = found.radius
+    head, radius = found.head, found.radius
     if radius.output_bias is None:
         radius = replace(radius, output_bias=value.bias_radius)
-    details = {"output_bias": found.head.output_bias is not None, "residual": found.cost**0.5, **details}
-    return Estimate(found.head, radius, found.head.counting_bound, assumptions=ASSUMPTIONS, details=details)
+    elif not value.has_bias:  # fitted, and taken for none where none shows
+        size = abs(floats(head.output_bias))
+        if size <= radius.output_bias:
+            head, radius = replace(head, output_bias=None), replace(radius, output_bias=radius.output_bias + size)
+    normal = noise.kind == "gaussian"
+    errors = {name: array / GAUSSIAN_DEVIATIONS for name, array in radius.arrays().items()} if normal else {}
+    details = {"output_bias": head.output_bias is not None, "residual": found.cost**0.5, **details}
+    return Estimate(
+        head,
+        radius,
+        head.counting_bound,
+        standard_error=radius.with_arrays(errors) if normal else None,
+        assumptions=ASSUMPTIONS,
+        details=details,
+    )
 
 
 @final
@@ -271,7 +285,9 @@ class _Bilinear:
         bound = -(-rank * (2 * width - rank) // self.details.get("output_rank", 1)) + width + params.attention.numbers
         biased = bool(xp.any(abs(value.bias) > value.bias_radius))
         if bool(xp.any(value.bias_radius > 0)):
-            radii = replace(radii, output_bias=value.bias_radius)
+            # Read of one answer, it is in all predictions: of errors that conspire held-out answers may see twice that.
+            times = 2.0 if self.signature.noise.may_conspire else 1.0
+            radii = replace(radii, output_bias=times * value.bias_radius)
         if biased:
             params, bound = replace(params, output_bias=value.bias), bound + 1
         details = {"rank": rank, "output_bias": biased, "parts": self._in_words(), **self.details}

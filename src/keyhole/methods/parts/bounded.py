@@ -41,6 +41,7 @@ SHORT, LONG = 2.0**-12, 2.0**-2
 FIRST_SHORT, AIM = 2.0**-8, 0.1
 # Queries at the bound, for every constant and besides: constants show in how logits bend.
 FULL_LENGTH, FULL_LENGTH_EACH = 12, 4
+SHORTEST_LAST = 4.0
 # Where the search for constants starts that only show in how logits bend; it goes on from the best.
 STARTS: dict[str, tuple[float, ...]] = {
     "link.cap": (0.5, 1.5, 5.0, 20.0, 80.0),
@@ -52,10 +53,14 @@ MOST_STEPS, MOST_DAMPING = 150, 1e8
 WIDEST = 40
 # A token this much shorter than the bound has no score of its own that is worth mentioning.
 LONE = 2.0**-12
+# Behind noise it shall be seen, and the fit takes it from there.
+LONE_BEHIND_NOISE = 2.0**-4
 # Beside a score bias forms are read of tokens shorter than the bound by this, so that they are nearly linear in it;
 # those shorter by the other have no score.
 SMALL, FAINT = 2.0**-4, 2.0**-20
+SMALLEST = 1e-300
 STEP = 1e-4  # of logits, for slopes
+FAR_ABOVE = 2.0  # a mean square of residuals this many times as large as errors are is none of a head
 BEYOND = "logits of tokens of this norm are beyond what weights show"
 CONVERGED = 1e-3  # of a radius: a step shorter than that changes nothing that is told
 
@@ -168,7 +173,8 @@ class _Bounded:
             self.words["position_bias"] = "none" if width is None else width
         probe = Probe(self.signature, self.value, self.no_score)
         sink = Number(1.0 if normaliser == "plus-one" else 0.0, 0.0)
-        if normaliser == "sink":
+        # Behind noise a token so short says nothing: then the energy of a sink is searched for.
+        if normaliser == "sink" and (self.signature.noise.kind == "exact" or position in ("alibi", "table")):
             sink = yield from self._ask_sink(probe, position in ("alibi", "table"))
             self.known["normaliser.energy"] = np.asarray(math.log(sink.value))
         if position not in ("alibi", "table"):
@@ -209,13 +215,14 @@ class _Bounded:
     def _ask_sink(self, probe: Probe, distances: bool) -> Steps[Number]:
         """The mass of a sink, from a token alone that is too short to have a score: over that of two it is seen."""
         self.zero = (yield from self._ask_first_weight(probe)) if distances else 0.0
-        lone = (yield from lone_weight(probe, self.bound * LONE)).value
+        exact = self.signature.noise.kind == "exact"
+        lone = (yield from lone_weight(probe, self.bound * (LONE if exact else LONE_BEHIND_NOISE))).value
         if not distances:
             # (2 + sink)/(1 + sink)
             mass = (2 - lone) / (lone - 1) if 1 < lone < 2 else 0.0
             self.zero = 1 / (2 + mass)
         else:
-            mass = 1 / (lone * self.zero) - 1
+            mass = 1 / (lone * self.zero) - 1 if lone * self.zero > 0 else 0.0
         if not mass > 0:
             raise Unrecoverable(Outcome.WRONG_FAMILY, "a token alone weighs more than all of one: there is no sink")
         return Number(mass, 0.0)
@@ -269,14 +276,23 @@ class _Bounded:
         self.units[columns] = self.bound**2 * short
 
     def ask_full_length(self) -> Steps[None]:
-        """Sequences of one to three tokens as long as may be."""
+        """Sequences of one to three tokens as long as may be; behind noise as many as there are unknowns besides."""
         count = FULL_LENGTH + FULL_LENGTH_EACH * len(self._paths())
         lengths = (1, 2, 3) if (self.signature.max_length or 3) >= 3 else (1, 2)
         for length in lengths:
-            tokens = self.rng.standard_normal((length, count, self.width))
-            tokens *= self.signature.norm_limit / np.linalg.norm(tokens, axis=-1, keepdims=True)
-            rows = [TokenRows(self.space.asarray(each)) for each in tokens]
-            yield Plan("full length", count, [[Term(each)] for each in rows])
+            yield self._random_plan(length, count, 0.0)
+        if self.signature.noise.kind != "exact":
+            each = -(-self.width * (self.width + 1) // (len(lengths) - 1))
+            for length in lengths[1:]:
+                yield self._random_plan(length, each, SHORTEST_LAST)
+
+    def _random_plan(self, length: int, count: int, halvings: float) -> Plan:
+        """Random tokens at the bound, the last one halved up to so often, as logits may be large or small."""
+        tokens = self.rng.standard_normal((length, count, self.width))
+        tokens *= self.signature.norm_limit / np.linalg.norm(tokens, axis=-1, keepdims=True)
+        tokens[-1] *= 2.0 ** -(halvings * self.rng.random((count, 1)))
+        rows = [TokenRows(self.space.asarray(each)) for each in tokens]
+        return Plan("full length", count, [[Term(each)] for each in rows])
 
     # --- fitting ----------------------------------------------------------------------------------------------------
 
@@ -289,11 +305,13 @@ class _Bounded:
     def best(self, rough: Record) -> Fit:
         """The fit of least residuals, from every start: first of the answers that were asked of short tokens."""
         paths, found = self._paths(), list[Fit]()
+        noise = self.signature.noise
+        expected = (noise.deviation / noise.spread) ** 2 if noise.spread > 0 else 1.0
         for numbers in itertools.product(*(STARTS[path] for path in paths)):
             head = self._start(dict(zip(paths, map(np.asarray, numbers), strict=True)))
             if head is not None:
                 found.append(fit(fit(head, rough).head, self.record))
-                if found[-1].cost < 1:
+                if found[-1].cost < FAR_ABOVE * expected:
                     break
         if not found:
             raise Unrecoverable(Outcome.SATURATED, BEYOND)
@@ -334,7 +352,9 @@ class _Bounded:
             score_bias = floats(self.rows.vectors).T @ beside_zero / self.bound / slope
             logits = 0 * logits
         value = floats(self.value.vector) / inverse.unit
-        bias = floats(self.value.bias) if self.value.has_bias else None
+        # One that errors hide would move all else.
+        fitted = self.value.has_bias or self.signature.noise.kind != "exact"
+        bias = floats(self.value.bias) if fitted else None
         head = SingleHead(self._score(logits / self.units / slope), value, score_bias, bias, attention)
         return self._to_first_order(head) if self.biased else head
 
@@ -367,7 +387,8 @@ def _constants(part: type) -> list[str]:
 
 def fit(start: SingleHead, record: Record) -> Fit:
     """Damped least squares in all arrays of a head on all answers; radii from what answers are uncertain by."""
-    head, damping = start, 1e-3
+    # Arrays of nothing but zeros have no derivatives.
+    head, damping = _stepped(start, np.where(_as_vector(start) == 0, SMALLEST, 0.0)), 1e-3
     residuals, matrix = _linearised(head, record)
     cost = float(np.mean(residuals**2))
     for _ in range(MOST_STEPS):
@@ -391,18 +412,21 @@ def fit(start: SingleHead, record: Record) -> Fit:
         head, residuals, matrix, cost, damping = other, others, next_matrix, reached, damping / 30
         if small:
             break
-    radius = _radius(head, matrix, residuals)
+    radius = _radius(head, matrix, residuals, conspire=record.signature.noise.may_conspire)
     cap = head.attention.arrays().get("link.cap")
     if cap is not None and cap < 0:  # c·tanh(z/c) is the same for −c
         head = head.with_arrays({**head.arrays(), "link.cap": -cap})
     return Fit(head, cost, radius)
 
 
-def _radius(head: SingleHead, matrix: Floats, residuals: Floats) -> SingleHead:
+def _radius(head: SingleHead, matrix: Floats, residuals: Floats, *, conspire: bool) -> SingleHead:
+    """Radii of all arrays: the quadrature of what single answers do, or their sum where errors may conspire."""
     sizes = np.linalg.norm(matrix, axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         left, singular, right = svd(matrix / np.where(sizes > 0, sizes, 1.0))
-        spread = np.sqrt(np.sum((right.T / singular) ** 2, axis=1)) / np.where(sizes > 0, sizes, 0.0)
+        inverse = right.T / singular
+        spread = np.sum(np.abs(inverse @ left.T), axis=1) if conspire else np.sqrt(np.sum(inverse**2, axis=1))
+        spread = spread / np.where(sizes > 0, sizes, 0.0)
     spread = np.where(np.isfinite(spread), spread, np.inf)
     # What is left of the residuals where the fit has ended may still be a step away.
     rest = np.abs(right.T @ (left.T @ residuals / singular)) / np.where(sizes > 0, sizes, 1.0)
@@ -433,7 +457,7 @@ def _linearised(head: SingleHead, record: Record) -> tuple[Floats, Floats]:
     names = list(head.arrays())
     for tokens, answers in zip(record.tokens, record.answers, strict=True):
         found = head.sensitivity(tokens, unit, np.array([0]))
-        sigma = found.rounding[:, 0] + noise.radius + 2 * record.signature.space.eps * np.abs(answers) + 1e-300
+        sigma = found.rounding[:, 0] + noise.spread + 2 * record.signature.space.eps * np.abs(answers) + 1e-300
         parts = {part.name.replace(" ", "."): part for part in found.parts}
         blocks = []
         for name in names:

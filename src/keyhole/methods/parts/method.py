@@ -72,6 +72,8 @@ def parts(
         names = check_names(given)
         if _of(names) not in LEARNERS:
             raise UsageError(f"no learner reads heads of {_of(names)!r}; there are learners for {', '.join(LEARNERS)}")
+        if _of(names) != "bilinear":
+            signature = signature.as_conspiring()
         if frequencies is None:
             return (yield from LEARNERS[_of(names)](signature, rng, names))
         if _of(names) not in TURNING:

@@ -38,11 +38,12 @@ class PartReader(SearchingReader):
 
     def radius_at_zero(self, scale: float) -> float:
         """Radius of a logit of zero, for a row of average overlap with the value."""
-        return self.inverse.steepness() * self._answer_radius_at_zero(self.first_norm(scale))
+        first = self.first_norm(scale)
+        return self.inverse.steepness() * self._answer_radius_at_zero(first, self.signature.noise.radius)
 
-    def _answer_radius_at_zero(self, first: float) -> float:
+    def _answer_radius_at_zero(self, first: float, answer_radius: float) -> float:
         span = first * self.values.norm / math.sqrt(self.signature.width)
-        own = self.values.noise(self.signature.noise.radius) + self.inverse.at_zero * first * self.values.error
+        own = self.values.noise(answer_radius) + self.inverse.at_zero * first * self.values.error
         return own / span if span > 0 else math.inf
 
     def ask_at(
@@ -69,7 +70,7 @@ class PartReader(SearchingReader):
         logits, steep = self.inverse.logits(shares)
         own = steep * error + space.rounding * xp.abs(logits)
         own = xp.where(is_saturated(shares, error, self.inverse), xp.inf * xp.ones_like(own), own)
-        saturation = own / (self.inverse.steepness() * self._answer_radius_at_zero(first))
+        saturation = own / (self.inverse.steepness() * self._answer_radius_at_zero(first, answers.radius))
         common, shift = self.inverse.errors(shares)
         self._note(stage, logits, common, shift, scale)
         unit = first * last * self.factor

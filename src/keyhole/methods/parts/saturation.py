@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -111,7 +112,6 @@ def _of_softcap(inverse: Inverse, least: Number, most: Number) -> Inverse:
     if inverse.normaliser not in QUOTIENTS:
         # Masses are exponentials: the largest over that at zero is exp(cap).
         return _with(inverse, "cap", most.through(math.log))
-    unit = inverse.at_zero
     if inverse.normaliser == "sink":
         # 1/share − 1 is h·(exp(∓cap) − 1), with h = 1 − zero.
         below, above = 1 / most.value, 1 / least.value
@@ -121,7 +121,11 @@ def _of_softcap(inverse: Inverse, least: Number, most: Number) -> Inverse:
         inverse = _with(inverse, "cap", Number(cap, error))
         slack = most.radius / most.value**2 / -math.expm1(-cap) + rest * math.exp(-cap) * error / -math.expm1(-cap)
         return _with(inverse, "zero", Number(1 - rest, slack))
-    rest = 1 - inverse.zero
-    found = least.through(lambda share: math.log1p((unit / share - 1) / rest))
-    slack = inverse.radii.get("zero", 0.0) * abs(-math.expm1(-found.value)) / rest
-    return _with(inverse, "cap", Number(found.value, found.radius + slack))
+
+    def cap_of(zero: float) -> Callable[[float], float]:
+        unit = zero / inverse.changed(zero=zero).unit  # of answers, one where they are measured in the weight at zero
+        return lambda share: math.log1p((unit / share - 1) / (1 - zero))
+
+    found = least.through(cap_of(inverse.zero))
+    zero = Number(inverse.zero, inverse.radii.get("zero", 0.0)).through(lambda zero: cap_of(zero)(least.value))
+    return _with(inverse, "cap", Number(found.value, found.radius + zero.radius))

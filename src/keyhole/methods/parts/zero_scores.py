@@ -18,6 +18,9 @@ from keyhole.recovery import Outcome
 
 # Sequences of a ramp, that shows a window.
 LONGEST_RAMP = 512
+# Weights below this may be those of any position bias.
+HIDDEN = 2.0**-16
+HIDES = "errors of answers hide the weight of a token of score zero: allow longer tokens, or use finer answers"
 OUT_OF_SIGHT = "a token is out of sight at a distance of {distance}: name the position bias 'window'"
 
 
@@ -83,13 +86,20 @@ def ask_zero_weight(probe: Probe) -> Steps[Number]:
     """The weight of the first of two tokens at a logit of zero, of a head whose weights add up to one."""
     shares, radii = yield from probe.share("positions", np.array([[1.0, 0.0]]))
     if not shares[0] > 4 * radii[0]:
-        raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, OUT_OF_SIGHT.format(distance=1))
+        raise _out_of_sight(1, float(radii[0]))
     if not shares[0] < 1 - 4 * radii[0]:
         raise Unrecoverable(
             Outcome.WRONG_FAMILY,
             "a zero token has no weight beside one before it: there is a score bias, or no such part",
         )
     return Number(float(shares[0]), float(radii[0]))
+
+
+def _out_of_sight(distance: int, radius: float) -> Unrecoverable:
+    """The end where a token has no weight that shows."""
+    if radius > HIDDEN:
+        return Unrecoverable(Outcome.TOO_NOISY, HIDES)
+    return Unrecoverable(Outcome.NOT_IDENTIFIABLE, OUT_OF_SIGHT.format(distance=distance))
 
 
 def lone_weight(probe: Probe, norm: float) -> Steps[Number]:
@@ -155,7 +165,7 @@ def ask_table(probe: Probe, normaliser: str, first: Number, rest: Number, unit: 
         for scale in scales:
             shares, radii = yield from probe.share("positions", scale[None, :])
             if not shares[0] > 4 * radii[0]:
-                raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, OUT_OF_SIGHT.format(distance=len(scale) - 1))
+                raise _out_of_sight(len(scale) - 1, float(radii[0]))
             weight = Number(float(shares[0]) * unit, float(radii[0]) * unit)
             found.append(bias_of_weight(weight, normaliser, found, rest))
     return found[1:]
@@ -176,6 +186,8 @@ def ask_window(probe: Probe, most: int = LONGEST_RAMP) -> Steps[int | None]:
     ones = np.append(np.ones(length - 1), 0.0)
     shares, radii = yield from probe.share("positions", np.stack([ramp, ones]))
     if not shares[1] > 4 * radii[1]:
+        if radii[1] > HIDDEN:
+            raise Unrecoverable(Outcome.TOO_NOISY, HIDES)
         raise Unrecoverable(
             Outcome.NOT_IDENTIFIABLE, "the last token sees no token but itself, so that no answer depends on the score"
         )

@@ -74,6 +74,27 @@ def test_rotary_beside_caps_and_sinks(attention: Attention) -> None:
     assert result.stats.queries <= truth.counting_bound + 12
 
 
+@pytest.mark.parametrize("noise", ["bounded:1e-3", "gaussian:1e-3", "rounded:4"])
+@pytest.mark.parametrize(
+    ("form", "link"), [("rotary", "exp"), ("rotary", "softcap"), ("qk-norm", "exp"), ("qk-norm-rotary", "exp")]
+)
+def test_behind_noise_radii_hold(form: str, link: str, noise: str) -> None:
+    """Rotary scores are read beside zero tokens, where weights and errors of answers count for more."""
+    attention = Attention(Softcap(10.0)) if link == "softcap" else Attention()
+    truth = random_form_head(form, 6, rows=4, norm=3.0, seed=70, attention=attention)
+    errors, rng = kh.Noise.parse(noise), np.random.default_rng(0)
+
+    def answer(tokens: Any) -> Any:
+        answers = truth(tokens)
+        if errors.kind == "rounded":
+            return np.round(answers, errors.decimals)
+        signs = np.sign(answers)
+        return answers + errors.scale * (signs if errors.kind == "bounded" else rng.standard_normal(signs.shape))
+
+    result = kh.recover(kh.FunctionOracle(answer, 6, noise=noise), "parts", throw=False, form=form, link=link)
+    check_right(result, truth, 1e-3)
+
+
 def test_an_output_bias_and_other_frequencies() -> None:
     rng = np.random.default_rng(6)
     truth = FormHead(

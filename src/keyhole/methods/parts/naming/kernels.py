@@ -11,10 +11,12 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.methods.base import Steps
 from keyhole.methods.parts.naming.attention import KnownAttention
-from keyhole.methods.parts.naming.plane import ONE, TWO, Plane, Unnamed, same, words
+from keyhole.methods.parts.naming.plane import EQUAL, ONE, TWO, Plane, Unnamed, same, words
 from keyhole.methods.parts.naming.products import PREDICTED, Named
 
 CHECKED = (2, 3, 4)
+# Roots of squared odds are differences of these, which lose so much relative to the largest of them.
+LOST = 2.0**-42
 # Second differences of odds that rounding explains, over the largest.
 ROUNDED = 1e-11
 # Steps to both sides between which features of ReLU have kinks at few places, and places that are looked at.
@@ -47,7 +49,8 @@ def ask_kernel(plane: Plane, values: Floats, degree: int) -> Steps[Named]:
     if degree == 2:
         roots = [0.25 * (each[1] - each[2]) for each in (first, second)]
         squares = [(root**2, 1 + root**2 + 2 * root) for root in roots]
-        if all(same(each[:2], np.array(two), 1.0) for each, two in zip((first, second), squares, strict=True)):
+        few = max(EQUAL, LOST * float(np.max(np.abs(read))))
+        if all(same(each[:2], np.array(two), 1.0, few) for each, two in zip((first, second), squares, strict=True)):
             share = 0.5 * (1 + read[6] - read[7])
             return (yield from _predict(odds, _matrix(float(roots[0]), float(roots[1]), float(share)), "squared"))
     if degree == 1:

@@ -146,21 +146,10 @@ def _ask_masses(beside: _Beside, norm: float) -> Steps[None]:
 
 def _ask_features(beside: _Beside, norm: float, along: Floats) -> Steps[Named]:
     """Features of elu + 1, or of exp."""
-    far = FAR_OUT * norm
-    distances = np.array([far, 2 * far, -far, -2 * far, SLIGHT * norm, -SLIGHT * norm])
-    odds = np.exp((yield from beside.ask(np.outer(distances, ONE), np.zeros((6, 2)))))
-    odds, slope = odds[:4], float(odds[4] - odds[5]) / (2 * SLIGHT * norm)
-    with np.errstate(invalid="ignore"):  # features of exp overflow
-        slopes = (odds[1] - odds[0]) / far, (odds[3] - odds[2]) / far
-        intercepts = 2 * odds[0] - odds[1], 2 * odds[2] - odds[3]
-        grows = slopes[0] - slopes[1]
-    affine = abs(sum(intercepts) - 1) < ASYMPTOTIC and same(grows, slope, max(map(abs, slopes)), ASYMPTOTIC)
-    inner = min(intercepts) > ASYMPTOTIC  # features of both signs: with one alone it may be a link of the score
+    odds, affine = yield from _ask_affine(beside, norm * ONE)
     yield from _ask_masses(beside, norm)
-    if affine and inner and min(slopes) >= 0:
-        said = f"far out odds are affine: intercepts {intercepts[0]:.4g} and {intercepts[1]:.4g} add up to one"
-        beside.plane.exam.say("score form", "elu-features", said)
-        return Named("elu-features", KnownAttention())
+    if affine:
+        return _elu_features(beside, affine)
     moments = np.exp(np.concatenate([along[:4], [0.0], along[4:]]))
     hankel = np.array([[moments[i + j] for j in range(5)] for i in range(5)])
     scale = np.diag(hankel) ** -0.5
@@ -170,4 +159,28 @@ def _ask_features(beside: _Beside, norm: float, along: Floats) -> Steps[Named]:
         said = f"odds along a ray have positive Hankel matrices, and grow beyond {FAR_OUT:.3g}"
         beside.plane.exam.say("score form", "exp-features", said)
         return Named("exp-features", KnownAttention())
+    # A feature may be neither dead nor linear far out on one ray.
+    _, affine = yield from _ask_affine(beside, norm * TWO)
+    if affine:
+        return _elu_features(beside, affine)
     raise Unnamed("score form", "the part of the key alone is that of no known form")
+
+
+def _ask_affine(beside: _Beside, ray: Floats) -> Steps[tuple[Floats, tuple[float, float] | None]]:
+    """Odds (4,) far out on both sides, and their intercepts where they are those of features of elu + 1."""
+    distances = np.array([FAR_OUT, 2 * FAR_OUT, -FAR_OUT, -2 * FAR_OUT, SLIGHT, -SLIGHT])
+    odds = np.exp((yield from beside.ask(np.outer(distances, ray), np.zeros((6, 2)))))
+    odds, slope = odds[:4], float(odds[4] - odds[5]) / (2 * SLIGHT)
+    with np.errstate(invalid="ignore"):  # features of exp overflow
+        slopes = (odds[1] - odds[0]) / FAR_OUT, (odds[3] - odds[2]) / FAR_OUT
+        intercepts = float(2 * odds[0] - odds[1]), float(2 * odds[2] - odds[3])
+        grows = slopes[0] - slopes[1]
+    affine = abs(sum(intercepts) - 1) < ASYMPTOTIC and same(grows, slope, max(map(abs, slopes)), ASYMPTOTIC)
+    inner = min(intercepts) > ASYMPTOTIC  # features of both signs: with one alone it may be a link of the score
+    return odds, intercepts if affine and inner and min(slopes) >= 0 else None
+
+
+def _elu_features(beside: _Beside, intercepts: tuple[float, float]) -> Named:
+    said = f"far out odds are affine: intercepts {intercepts[0]:.4g} and {intercepts[1]:.4g} add up to one"
+    beside.plane.exam.say("score form", "elu-features", said)
+    return Named("elu-features", KnownAttention())

@@ -144,6 +144,8 @@ class PairLogits:
 
     def _keep(self, reading: Reading) -> Reading:
         if not np.all(np.isfinite(reading.radius)):
+            if self.signature.noise.kind != "exact":
+                raise Unrecoverable(Outcome.TOO_NOISY, "errors of answers hide the weights of two tokens")
             raise Unrecoverable(Outcome.SATURATED, "attention weights stay at 0 or 1 whatever the directions of tokens")
         self.tape.append(reading)
         return reading
@@ -340,7 +342,11 @@ def ask_values(signature: Signature, rng: np.random.Generator, norm: float = 2.0
     readings = (found[:-1] - bias) / norm
     vector = basis.T @ readings
     sizes = np.linalg.norm(vector, axis=0)
-    radius = space.rounding * (np.abs(vector) + sizes / width**0.5) + (answers.radius + bias_radius) / norm
+    noise = max(answers.radius, signature.noise.spread)
+    if signature.noise.may_conspire:
+        noise = answers.radius * np.sum(np.abs(basis), axis=0)[:, None]
+    noise = noise + bias_radius * np.abs(np.sum(basis, axis=0))[:, None]  # off alike in all answers
+    radius = space.rounding * (np.abs(vector) + sizes / width**0.5) + noise / norm
     plain = answers.values.ndim == 1
     vector, radius, bias, bias_radius = (
         space.asarray(each[..., 0] if plain else each) for each in (vector, radius, bias, bias_radius)

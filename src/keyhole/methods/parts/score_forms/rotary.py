@@ -164,6 +164,10 @@ def ask_near(reader: FormReader, rng: np.random.Generator) -> Steps[Score]:
         raise refuse("a score bias shows, which heads with rotary positions are not read beside")
     if score.rank == 0:
         raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, "no token attracts attention more than another does")
+    if score.rank % 2:  # keys are pairs: a direction may be nothing but errors
+        sizes = np.linalg.svd(floats(score.matrix), compute_uv=False)
+        seen = int(np.sum(sizes > float(np.linalg.norm(floats(score.radius)))))
+        score = replace(score, rank=min(score.rank, seen))
     return score
 
 
@@ -255,7 +259,9 @@ def as_neighbours(
     weight = (answers.values - value.bias - far) / xp.where(high == far, xp.ones_like(high), high - far)
     odds = weight / (1 - weight) * ((rest + between) / rest)  # outside [0, 1] as it is inside: the reader refuses it
     weight = odds / (1 + odds)
-    return Measurements(low / rest + weight * (high - low / rest) + value.bias, answers.radius)
+    # Small weights become larger by as much, and so do their errors.
+    radius = max(answers.radius, signature.noise.spread) * (rest + between) / rest
+    return Measurements(low / rest + weight * (high - low / rest) + value.bias, radius)
 
 
 def solve_turns(factors: Factors, score: Floats, far: Floats, known: Floats, between: int) -> Rotary:
