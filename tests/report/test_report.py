@@ -211,6 +211,8 @@ def test_a_report_says_and_shows_what_there_is_and_loads_nothing(runs: Path, nam
     assert json.loads(page.data) == json.loads(record.read_text())
     report = read_report(folder)
     drawn = {chart.name for chart in report.charts}
+    if name in {"single-head", "multi-head", "relu-net"}:  # what was recovered comes first
+        assert report.sections[0].charts
     assert PICTURES.get(name, set()) <= drawn
     pictures = [attributes for tag, attributes in page.elements if tag in {"svg", "img"}]
     assert len(pictures) == len(drawn)
