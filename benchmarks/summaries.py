@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.support.rows import markdown
+from keyhole.report.charts import typeset
 
 ROOT = Path(__file__).parents[1]
 TABLE = re.compile(r"(?P<begin><!-- table: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL)
@@ -241,8 +242,15 @@ TABLES = {each.__name__.replace("_", "-"): each for each in SUMMARIES}
 
 
 def refreshed(text: str) -> str:
-    """A page with its tables as the committed results are now."""
-    return TABLE.sub(lambda found: f"{found['begin']}\n{TABLES[found['name']]()}\n\n{found['end']}", text)
+    """A page with its tables as the committed results are now, numbers as mathematics writes them."""
+
+    def table(found: re.Match[str]) -> str:
+        written = re.sub(
+            r"(?<=\de)([+-]?)(\d+)\b", lambda power: f"{power[1] or '+'}{power[2]:>02}", TABLES[found["name"]]()
+        )
+        return f"{found['begin']}\n{typeset(written)}\n\n{found['end']}"
+
+    return TABLE.sub(table, text)
 
 
 def pages() -> list[Path]:

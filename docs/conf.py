@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keyhole.optional import KEYHOLE_VERSION
+from keyhole.report.charts import typeset
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -84,9 +85,10 @@ html_theme = "furo"
 html_theme_options = {"light_css_variables": colours(0), "dark_css_variables": colours(1), "navigation_with_keys": True}
 html_title = "Keyhole"
 html_favicon = html_logo = "../src/keyhole/live/static/icon.svg"
-html_static_path = ["assets/site.css", str(MATHJAX)]
+html_static_path = ["assets/site.css", "assets/site.js", str(MATHJAX)]
 html_extra_path = ["assets/index.html"]  # leads to the home page, which lies in docs/ as its source does
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
@@ -104,7 +106,7 @@ def source_read(app: Sphinx, name: str, source: list[str]) -> None:
         text += "\n" + (DOCS / "navigation.txt").read_text(encoding="utf-8")
     elif name.startswith(RESULTS):
         title = name.removeprefix(RESULTS).replace("_", " ").capitalize()
-        text = f"# {title}\n\n" + text.replace("\n### ", "\n## ")
+        text = f"# {title}\n\n" + typeset(text.replace("\n### ", "\n## "))
     source[0] = text
 
 

@@ -263,6 +263,13 @@ def test_there_are_examples_to_run() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_numbers_are_written_as_in_reports(page: Path) -> None:
+    """4.4 × 10⁻¹⁴ and 10⁻¹², never as Python prints them, but in code."""
+    prose = re.sub(r"`[^`\n]*`|\]\([^)]*\)", "", prose_of(page))
+    assert re.findall(r"(?<![\w.=:])\d(?:\.\d+)?e[+-]?\d+(?!\w)", prose) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     for found in LINK.finditer(prose_of(page)):
         to, _, anchor = found["to"].partition("#")

@@ -19,7 +19,7 @@ import pytest
 
 from benchmarks import summaries
 from keyhole.methods import METHODS
-from support.browsers import ARGUMENTS, chromium
+from support.browsers import ARGUMENTS, chromium, picture, violations
 
 ROOT = Path(__file__).parents[1]
 LONGEST_README = 150  # lines
@@ -107,7 +107,7 @@ def test_a_page_that_is_broken_fails_the_build(tmp_path: Path) -> None:
     """Each kind of mistake is one warning, and a warning is an error: else nobody would hear of them."""
     pytest.importorskip("sphinx")
     (tmp_path / "docs" / "assets").mkdir(parents=True)
-    for name in ("conf.py", "navigation.txt", "assets/site.css", "assets/index.html"):
+    for name in ("conf.py", "navigation.txt", "assets/site.css", "assets/site.js", "assets/index.html"):
         shutil.copy(DOCS / name, tmp_path / "docs" / name)
     shutil.copytree(ROOT / "src" / "keyhole" / "report" / "templates", tmp_path / "src/keyhole/report/templates")
     shutil.copytree(ROOT / "src" / "keyhole" / "live" / "static", tmp_path / "src/keyhole/live/static")
@@ -180,6 +180,25 @@ def test_formulas_are_typeset_from_disk(site: Path, tab: Any) -> None:
     tab.locator("mjx-container svg").first.wait_for(timeout=15_000)
     assert tab.locator("mjx-container").count() == tab.locator(".math").count() >= 5
     assert not tab.locator("mjx-merror, [data-mml-node=merror]").count()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1360), ("dark", 390)])
+def test_pages_can_be_read_by_all(site: Path, browser: Any, scheme: str, width: int) -> None:
+    """Contrast, keys and labels by axe-core; nothing is wider than the window."""
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    for name in (
+        "docs/index",
+        "docs/methods/single-head",
+        "docs/reference/recover",
+        "README",
+        "benchmarks/results/labels",
+    ):
+        page.goto((site / f"{name}.html").as_uri())
+        page.wait_for_function("window.MathJax === undefined || document.querySelector('mjx-container')")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        assert violations(page) == [], name
+        picture(page, f"site-{Path(name).name}-{scheme}-{width}")
+    page.close()
 
 
 def test_the_reference_has_what_is_public(site: Path) -> None:

@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 from keyhole.live import LiveServer, Runs
 from keyhole.runs.store import ATTENTION
 from keyhole.sentence.token_weights import TokenWeights, save_weights
-from support.browsers import ARGUMENTS, ARTEFACTS, chromium
+from support.browsers import ARGUMENTS, chromium, picture, violations
 from support.live import BOX, PATIENCE, QUICK, SLOW, client, command, hurry, serving, start, until
 
 
@@ -67,8 +67,8 @@ class Tab:
             self.said.append(f"asked for {request.url}")
 
     def picture(self, name: str) -> None:
-        ARTEFACTS.mkdir(exist_ok=True)
-        self.page.screenshot(path=ARTEFACTS / f"live-{name}.png", full_page=True)
+        picture(self.page, f"live-{name}")
+        assert violations(self.page) == []
 
     def text(self, name: str) -> str:
         return self.page.locator(f"#{name}").inner_text()

@@ -91,3 +91,12 @@ def test_there_is_one_palette() -> None:
     for own, name in shared.items():
         assert re.findall(rf"--{own}: (#\w{{6}})", PAGE) == PALETTE[name], own
     assert [TONES["good"], TONES["bad"]] == [PALETTE["good"][0], PALETTE["bad"][0]]
+
+
+def test_there_is_one_mark() -> None:
+    """The site shows the file of the live page; reports, which load nothing, have its outline and colours."""
+    mark = (HOME / "live/static/icon.svg").read_text()
+    outline = re.search(r'path d="([^"]+)"', mark)
+    assert outline
+    assert f'path("{outline[1]}")' in REPORT
+    assert all(f"background: {colour}" in REPORT for colour in re.findall(r'fill="(#\w{6})"', mark))

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,3 +46,20 @@ def _installed() -> str:
     if found is None:
         pytest.fail(f"the tests of pages need chromium, and could not install it: apt-get install chromium{said}")
     return found
+
+
+def violations(page: Any) -> list[str]:
+    """What axe-core finds of a page as it is shown: contrast, names, roles, regions that keys do not reach."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    found = axe.run(page, options={"resultTypes": ["violations"]}).response["violations"]
+    return [f"{each['id']}: {each['help']}: {node['html'][:200]}" for each in found for node in each["nodes"]]
+
+
+def picture(page: Any, name: str, vision: str = "none") -> None:
+    """Keep what is shown, as eyes of another colour vision see it where one is named."""
+    ARTEFACTS.mkdir(exist_ok=True)
+    session = page.context.new_cdp_session(page)
+    session.send("Emulation.setEmulatedVisionDeficiency", {"type": vision})
+    page.screenshot(path=ARTEFACTS / f"{name}.png", full_page=True)
+    session.send("Emulation.setEmulatedVisionDeficiency", {"type": "none"})
+    session.detach()

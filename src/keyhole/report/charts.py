@@ -40,7 +40,11 @@ def power(number: float) -> str:
 
 def typeset(text: str) -> str:
     """A text with its numbers as mathematics writes them, 4.4e-14 as 4.4 × 10⁻¹⁴; those behind = and : are commands."""
-    return WRITTEN.sub(lambda found: f"{found[1]}\u00a0×\u00a010{str(int(found[2])).translate(RAISED)}", text)
+
+    def written(found: re.Match[str]) -> str:
+        return f"{found[1]}\u00a0×\u00a010{str(int(found[2])).translate(RAISED)}" if float(found[1]) else "0"
+
+    return WRITTEN.sub(written, text)
 
 
 def short(number: float) -> str:

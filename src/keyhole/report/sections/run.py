@@ -40,9 +40,9 @@ def report_of_run(saved: SavedRun) -> Report:
     radius, errors = result.certificate.radius, result.certificate.standard_error
     sections = [
         None if saved.attention is None else attention_section(saved.attention.sentence, saved.attention.layers),
+        *sections_of(result.params, radius, saved.truth, detected_ranks(result)),
         _box(saved),
         examples_section(result) if saved.learned else _queries(result),
-        *sections_of(result.params, radius, saved.truth, detected_ranks(result)),
         heldout_section(result, "examples" if saved.learned else "sequences"),
         error_section(result.params, radius, errors, saved.truth, result.outcome in PROVEN),
         _diagnosis(result),
