@@ -629,6 +629,23 @@ def test_attention_without_a_module_around_it_is_asked_alone() -> None:
             kh.TransformersOracle(model, 1, part)
 
 
+def test_layers_that_listen_to_sound_are_asked_any_length() -> None:
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "vocab_size": 8,
+    }
+    sound = {"conv_dim": (4, 4), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2}
+    config = transformers.Wav2Vec2Config(**sizes, **sound, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2)
+    torch.manual_seed(0)
+    model = transformers.Wav2Vec2Model(config).double().eval()
+    for part in ("attention", "attention-block", "layer"):
+        oracle = kh.TransformersOracle(model, 0, part)
+        assert oracle(torch.randn(2, 9, 16, dtype=torch.float64)).shape == (2, 16)
+
+
 def test_names_are_never_fetched() -> None:
     with pytest.raises(FileError, match="never fetched by its name"):
         kh.TransformersOracle("bert-base-uncased", 0)

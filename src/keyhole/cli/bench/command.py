@@ -80,8 +80,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[TARGET]...",
-            help="Boxes, named as for `keyhole recover`. If none: one of each family, and boxes of growing size. In a "
-            "clone of the repository also the name of one of its tables, such as coverage.",
+            help="Boxes, named as for `keyhole recover`, or a table of this clone of the repository.",
         ),
     ] = None,
     method: Annotated[str, method_option()] = "auto",
@@ -111,15 +110,14 @@ def bench(
 
     Example: `keyhole bench 'demo:single-head?width=128' 'demo:relu-net?width=16&neurons=32' --runs 5`
     """
-    if targets is not None and len(targets) == 1 and is_table(targets[0]):
+    if targets and is_table(*targets):
         return print_table_of(targets[0])
-    options = dict(parse_option(text) for text in option or [])
-    common = Settings("", method, budget, max_norm=max_norm, noise=noise, options=options, max_seconds=max_seconds)
+    given = dict(parse_option(text) for text in option or [])
+    common = Settings("", method, budget, max_norm=max_norm, noise=noise, options=given, max_seconds=max_seconds)
     if out is not None and out.exists() and not force:
         raise UsageError(f"there is a file {out}: name another one, or write over it with --force")
-    count = runs or (1 if quick else 3)
     found = Benchmark(machine())
-    seeds = range(seed, seed + count)
+    seeds = range(seed, seed + (runs or (1 if quick else 3)))
     whole = not targets
     try:
         with _measuring(Workers(workers, dask), False if quiet or as_json else None) as measure_all:

@@ -10,9 +10,9 @@ from pathlib import Path
 TABLES = Path("benchmarks", "tables")
 
 
-def is_table(name: str) -> bool:
-    """Whether the folder that a command is called in, a clone of the repository, has a table of this name."""
-    return name.isidentifier() and (TABLES / f"{name}.py").is_file()
+def is_table(name: str, *others: str) -> bool:
+    """Whether the folder that a command is called in, a clone of the repository, has a table of this name alone."""
+    return not others and name.isidentifier() and (TABLES / f"{name}.py").is_file()
 
 
 def print_table_of(name: str) -> int:

@@ -13,6 +13,8 @@ from keyhole.optional import extra
 USER = "TransformersOracle"
 # Numbers of tokens are drawn from here on: smaller ones name padding, beginning and end.
 FIRST_ID = 5
+# Samples of sound that make a token are no more than this.
+SAMPLES = 2000
 # Ways to compute attention that are there on every device.
 EVERYWHERE = ("eager", "sdpa")
 
@@ -49,6 +51,9 @@ def own_inputs(model: Any, batch: int, length: int, *, before: int = 0, seed: in
         given["pixel_values"] = floats(getattr(config, "num_channels", 3), height, width)
     elif kind == "input_features":
         given["input_features"] = floats(config.num_mel_bins, 2 * config.max_source_positions)
+    elif kind == "input_values" and hasattr(model, "_get_feat_extract_output_lengths"):
+        told = model._get_feat_extract_output_lengths(torch.arange(SAMPLES * length))  # tokens by samples of sound
+        given["input_values"] = floats(int(torch.nonzero(told == length)[0]))
     else:
         raise UsageError(f"{type(model).__name__} takes {kind}, of which Keyhole can make no examples")
     if paired:
