@@ -462,3 +462,18 @@ def test_thresholds_notice_that_answers_are_not_rounded_to_the_nearest() -> None
     outcome, _, _, message = judged(THRESHOLDS, oracle)
     assert outcome is Outcome.WRONG_FAMILY
     assert "cut:DECIMALS" in message
+
+
+def test_answers_that_float32_arithmetic_explains_from_the_first() -> None:
+    """A head with a millionth of something else behind float32 answers ended in an exception."""
+    rng = np.random.default_rng(0)
+    score, value, other = rng.standard_normal((4, 4)) / 2, rng.standard_normal(4), rng.standard_normal(4)
+    head = kh.SingleHead(score, value)
+
+    def box(tokens: Floats) -> Floats:
+        answers = np.asarray(head(tokens)) + 1e-6 * np.tanh(tokens[:, -1] @ other)
+        return answers.astype(np.float32).astype(float)
+
+    result = kh.recover(kh.FunctionOracle(box, width=4, noise="float32"), throw=False)
+    tokens = rng.standard_normal((50, 4, 4))
+    assert not result.certified or np.max(np.abs(result.params(tokens) - box(tokens))) < 1e-3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import shutil
 import socket
 import ssl
@@ -12,13 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from keyhole.errors import (
+    AccessDenied,
     BadAnswer,
     ConnectionLost,
     KeyholeError,
     ServerError,
+    ServerUnreachable,
     ServerUntrusted,
     UsageError,
 )
@@ -208,6 +213,39 @@ def test_a_request_is_sent_once() -> None:
         assert connection.ask(url, (b"tokens",), {}).body == b"hello"
         with pytest.raises(lines.Trouble, match="lost"):
             connection.ask(url, (b"tokens",), {})
+
+
+def test_a_fork_uses_no_connection_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both would read from it, and take the answers of the other for theirs."""
+    connections = lines.Connections(5.0)
+    parents = connections.take("http://h")
+    connections.give(parents)
+    with monkeypatch.context() as child:
+        child.setattr("os.getpid", lambda: -1)
+        assert connections.take("http://h") is not parents
+    assert connections.take("http://h") is parents
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_an_oracle_is_asked_after_a_fork(server: Server) -> None:
+    oracle = HttpOracle(server.url, batch=2, connections=2)
+    wanted = oracle(some())
+    child = multiprocessing.get_context("fork").Process(
+        target=lambda: np.testing.assert_array_equal(oracle(some()), wanted)
+    )
+    child.start()
+    child.join(20)
+    if child.is_alive():
+        child.kill()
+    assert child.exitcode == 0
+
+
+def test_a_proxy_that_opens_no_tunnel_has_a_name() -> None:
+    detail = "CONNECT tunnel failed, response 407"
+    denied = lines.trouble_of(pycurl, pycurl.E_RECV_ERROR, detail, "https://h", connecting=True)
+    assert isinstance(denied.error, AccessDenied)
+    assert not denied.again
+    assert isinstance(lines.trouble_of(pycurl, 97, "SOCKS5", "https://h").error, ServerUnreachable)
 
 
 def test_closing_ends_a_request_under_way() -> None:

@@ -104,7 +104,14 @@ def test_retry_after_is_read_in_all_its_forms() -> None:
     assert x.retry_after({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0.0
     later = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 100))
     assert 95 < (x.retry_after({"retry-after": later}) or 0) <= 100
-    for none in ({}, {"retry-after": ""}, {"retry-after": "soon"}, {"retry-after": "-3"}, {"retry-after": "nan"}):
+    for none in (
+        {},
+        {"retry-after": ""},
+        {"retry-after": "soon"},
+        {"retry-after": "-3"},
+        {"retry-after": "nan"},
+        {"retry-after": f"Mon, {10**30} Jan 2030 00:00 GMT"},
+    ):
         assert x.retry_after(none) is None
 
 

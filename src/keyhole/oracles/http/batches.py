@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -26,6 +27,7 @@ class Batches:
     def __init__(self, ask: Ask, most: int, connections: int) -> None:
         self._ask, self.most, self._connections = ask, most, connections
         self._pool: ThreadPoolExecutor | None = None
+        self._process = 0  # whose pool it is
 
     def close(self) -> None:
         """Start no further request."""
@@ -39,7 +41,9 @@ class Batches:
         slices = self.slices(plain)
         if len(slices) == 1:
             return self._ask(plain)
-        self._pool = self._pool or ThreadPoolExecutor(self._connections, thread_name_prefix="keyhole-http")
+        if self._pool is None or self._process != os.getpid():  # threads do not survive a fork
+            self._pool = ThreadPoolExecutor(self._connections, thread_name_prefix="keyhole-http")
+            self._process = os.getpid()
         stop = Event()
         futures = [self._pool.submit(self._unless, stop, plain[start:end]) for start, end in slices]
         try:

@@ -6,6 +6,7 @@ takes too long, however it drips in. No cookies and no redirects: a token must n
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from threading import Event
 from typing import Any
 
 from keyhole.errors import (
+    AccessDenied,
     BadAnswer,
     ConnectionLost,
     KeyholeError,
@@ -31,9 +33,11 @@ PLAIN = ("Accept-Encoding: identity", "Expect:")  # answers as they are, and no 
 
 Body = Sequence[bytes | memoryview]  # of a request, in pieces
 
+PROXY_ASKS = "the proxy asks who you are: proxy=http://user:password@host:port"
 NO_HTTP = (BadAnswer, True, "it does not speak HTTP")
 LOST = (ConnectionLost, True, "the connection was lost")
 UNTRUSTED = (ServerUntrusted, False, "no secure connection: if you trust its certificate, give the file, ca=")
+PROXY_REFUSED = {97: (ServerUnreachable, True, "the proxy made no connection")}  # pycurl has no name for 97
 # Names that libcurl has for failures -> what it is here, whether to ask again, what to say.
 NAMES: dict[str, tuple[type[KeyholeError], bool, str]] = {
     "OPERATION_TIMEDOUT": (ServerTimeout, True, "no answer in time: raise timeout, or lower batch"),
@@ -54,6 +58,7 @@ NAMES: dict[str, tuple[type[KeyholeError], bool, str]] = {
     "SSL_CACERT_BADFILE": UNTRUSTED,
 }
 BROKEN = ("SYSCALL", "eof", "Send failure", "Recv failure")  # words of failures of TLS that are those of a connection
+TUNNEL_DENIED = "CONNECT tunnel failed, response 407"
 OTHER = (BadAnswer, True, "its answer cannot be read")
 
 
@@ -131,7 +136,7 @@ class Connections:
     def __init__(self, timeout: float, ca: str | None = None, proxy: str | None = None) -> None:
         self._curl = curl = extra("pycurl", "http", "asking a server")
         self._closed = Event()
-        self._idle: list[Connection] = []
+        self._idle: dict[int, list[Connection]] = {}  # by process: after a fork both would read from the same ones
         trusted = ssl.get_default_verify_paths()  # those of the environment, as the ssl module finds them
         self._options: dict[str, Any] = {
             "NOSIGNAL": 1,
@@ -156,30 +161,37 @@ class Connections:
     def close(self) -> None:
         """Close every connection; a request under way ends within a second."""
         self._closed.set()
-        while self._idle:
-            self._idle.pop().close()
+        idle = self._own()
+        while idle:
+            idle.pop().close()
 
     def take(self, url: str) -> Connection:
         """A connection that nobody uses."""
         if self._closed.is_set():
             raise Trouble(ConnectionLost(f"{url}: the oracle was closed"), again=False)
         try:
-            return self._idle.pop()
+            return self._own().pop()
         except IndexError:
             return Connection(self._curl, self._options, self._closed)
 
     def give(self, connection: Connection) -> None:
         """Back for the next request."""
-        self._idle.append(connection)
+        self._own().append(connection)
         if self._closed.is_set():
             self.close()
+
+    def _own(self) -> list[Connection]:
+        """Connections of this process that nobody uses; those of a parent are left alone, open."""
+        return self._idle.setdefault(os.getpid(), [])
 
 
 def trouble_of(curl: Any, code: int, detail: str, url: str, *, connecting: bool = False) -> Trouble:
     """The error of ours that a failure of libcurl is."""
-    known = {getattr(curl, f"E_{name}"): entry for name, entry in NAMES.items()}
+    known = {getattr(curl, f"E_{name}"): entry for name, entry in NAMES.items()} | PROXY_REFUSED
     kind, again, said = known.get(code, OTHER)
-    if kind is ServerTimeout and connecting:
+    if TUNNEL_DENIED in detail:
+        kind, again, said = AccessDenied, False, PROXY_ASKS
+    elif kind is ServerTimeout and connecting:
         said = "no connection in time: is the address right? is a firewall in the way?"
     elif kind is ConnectionLost and connecting:
         kind, said = ServerUnreachable, "no connection: are host and port right?"

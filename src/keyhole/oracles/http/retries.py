@@ -32,7 +32,7 @@ from keyhole.errors import (
     UnknownModel,
 )
 from keyhole.inference_protocol import Malformed, parse
-from keyhole.oracles.http.connections import Body, Connections, Reply, Trouble
+from keyhole.oracles.http.connections import PROXY_ASKS, Body, Connections, Reply, Trouble
 
 Result = TypeVar("Result")
 Make = Callable[[], tuple[Body, dict[str, str]]]  # makes body and headers of an attempt
@@ -50,7 +50,7 @@ REFUSALS: dict[int, tuple[type[ServerError], str]] = {
     401: DENIED,
     403: DENIED,
     404: (UnknownModel, "is the name of the model right, and its version?"),
-    407: (AccessDenied, "the proxy asks who you are: proxy=http://user:password@host:port"),
+    407: (AccessDenied, PROXY_ASKS),
     408: (ServerTimeout, "lower batch"),
     413: (QuestionRefused, "lower batch"),
     429: BUSY,
@@ -190,7 +190,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
             seconds = float(headers.get(name) or "nan") / in_a_second
             if 0 <= seconds < math.inf:
                 return seconds
-    with suppress(KeyError, TypeError, ValueError):
+    with suppress(KeyError, TypeError, ValueError, OverflowError):
         return max(0.0, parsedate_to_datetime(headers["retry-after"]).timestamp() - time())
     return None
 

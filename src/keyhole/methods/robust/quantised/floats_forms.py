@@ -55,14 +55,14 @@ class NullForms:
         self.design = SteeredDesign(self.space, rng, value.ratio[:, value.main])
         self.wide_design = copy(self.design)
         self.wide_design.space = value.wide.space
+        shape = (self.width, self.width + 1)  # a column for the zero token, which stays empty
+        self.forms, self.radius, self.common = np.zeros(shape), np.full(shape, np.inf), np.zeros(shape)
+        self.wide_radius, self.wide_common = self.radius.copy(), self.common.copy()
         self._learn_value()
         limit = signature.norm_limit
         if signature.noise.name == "float16":  # longer tokens may be answered by infinity
             limit = min(limit, HALF_PRECISION_LIMIT / (abs(value.largest[value.main]) * self.design.norm))
         self.free, self.limit = math.isinf(limit), limit
-        shape = (self.width, self.width + 1)  # a column for the zero token, which stays empty
-        self.forms, self.radius, self.common = np.zeros(shape), np.full(shape, np.inf), np.zeros(shape)
-        self.wide_radius, self.wide_common = self.radius.copy(), self.common.copy()
         self.norm = np.full(self.width + 1, 1.0 if self.free else limit)  # of the pair, by column
         self.last = self.norm.copy()
         self.bias_rows = rng.permutation(self.width)  # those that are still to be read
