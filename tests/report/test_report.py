@@ -512,7 +512,7 @@ def test_no_file_outside_the_folder_is_read(runs: Path, folder: Path) -> None:
     secret = folder.parent / "secret.safetensors"
     kh.SingleHead(np.full((6, 6), 7.0), np.ones(6)).save(secret)
     changed("run.json", files={"params": "../secret.safetensors"})(folder)
-    assert np.max(np.abs(read_report(folder).charts[1].matrix)) < 7  # type: ignore[attr-defined]
+    assert np.max(np.abs(read_report(folder).charts[0].matrix)) < 7  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["single-head", "multi-head", "six-phase", "audit", "different", "diagnosis", "model"])
