@@ -340,7 +340,7 @@ FAMILY_NAMES = {"Family", "Residual", "CorrelatedErrors", "FittedNet", "OpaqueNe
     name for name in PUBLIC if name in {"AttentionLayer", "MultiHead", "OneLayer", "ReluNet", "SingleHead"}
 }
 # What may be asked for its attributes: systems, sockets, modules of PyTorch, and what a user's factory returns.
-PROBED = {"signal", "connection", "module", "box", "oracle"}
+PROBED = {"signal", "connection", "module", "model", "box", "oracle"}
 PARAMETERS = {"params", "radius", "standard_error", "truth", "partial"}
 OUTSIDE_FAMILIES = [path for path in MODULES if path.relative_to(SOURCE).parts[0] not in {"families", "gauge"}]
 

@@ -357,3 +357,28 @@ def test_top_k_is_certified_only_with_its_rule_for_equal_scores() -> None:
 
         assert kh.recover(kh.FunctionOracle(head, width=WIDTH), seed=seed).certified
         assert not kh.recover(kh.FunctionOracle(answer, width=WIDTH), seed=seed, throw=False).certified
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("method", ["single-head", "multi-head", "residual", "normalised"])
+def test_answers_at_all_positions_are_compared(method: str, causal: bool) -> None:
+    rng = np.random.default_rng(4)
+    first, second = (kh.SingleHead(rng.standard_normal((3, 3)) / 2, rng.standard_normal((3, 3))) for _ in range(2))
+    heads = kh.MultiHead((first, second))
+    layers: dict[str, Any] = {"single-head": first, "multi-head": heads, "residual": kh.Residual(heads)}
+    layers["normalised"] = kh.NormBefore(first, 1e-5)
+    truth = layers[method]
+
+    def member(tokens: Array) -> Array:
+        if not causal:
+            return truth.at_all_positions(tokens)
+        return np.stack([truth(tokens[:, : place + 1]) for place in range(tokens.shape[1])], axis=1)
+
+    def elsewhere(tokens: Array) -> Array:  # 1.5 times too much at the first position alone
+        answers = np.array(member(tokens))
+        answers[:, 0] *= 1.5 if tokens.shape[1] > 1 else 1.0
+        return answers
+
+    for function, certified in ((member, True), (elsewhere, False)):
+        found = kh.recover(kh.FunctionOracle(quiet(function), width=3, positions="all"), method, throw=False)
+        assert found.certified == certified, found.message

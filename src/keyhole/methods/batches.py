@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Generic, NamedTuple
 
 import numpy as np
@@ -33,8 +34,9 @@ def in_batches(params: F, groups: Iterable[tuple[Integers, Array]]) -> Iterator[
     """
     joined: list[tuple[Integers, Array]] = []
     padding = 0
-    for places, tokens in sorted(groups, key=lambda group: int(group[1].shape[1])):
-        length = int(tokens.shape[1])
+    for length, alike in groupby(sorted(groups, key=_length), key=_length):
+        own = list(alike)
+        places, tokens = own[0] if len(own) == 1 else _together(own)
         numbers = PADDING_NUMBERS if Space.of(tokens).on_cpu else DEVICE_PADDING
         room = PADDING_TOKENS + numbers // (params.width + (params.outputs or 1))
         if joined:
@@ -46,6 +48,16 @@ def in_batches(params: F, groups: Iterable[tuple[Integers, Array]]) -> Iterator[
         joined.append((places, tokens))
     if joined:
         yield from _joined(params, joined)
+
+
+def _length(group: tuple[Integers, Array]) -> int:
+    return int(group[1].shape[1])
+
+
+def _together(groups: list[tuple[Integers, Array]]) -> tuple[Integers, Array]:
+    """One group of several whose sequences are as long."""
+    xp = namespace(groups[0][1])
+    return np.concatenate([where for where, _ in groups]), xp.concat([tokens for _, tokens in groups], axis=0)
 
 
 def _joined(params: F, groups: list[tuple[Integers, Array]]) -> Iterator[Batch[F]]:

@@ -15,7 +15,7 @@ from keyhole.errors import BudgetExhausted
 from keyhole.families import F, F_co, Family
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.batches import Batch, in_batches
-from keyhole.methods.heldout import HeldOut, draw_heldout, prediction_radii
+from keyhole.methods.heldout import HeldOut, draw_heldout, elsewhere, prediction_radii
 from keyhole.noise import GAUSSIAN_DEVIATIONS
 from keyhole.numerics.domain import LONGEST, Sampler, class_label, length_class
 from keyhole.queries import Measurements, Plan, Signature, Sketch
@@ -41,6 +41,9 @@ SCATTER_DEVIATIONS = 5.0
 MOST_BEYOND = 0.5
 # What is said of held-out queries is said at this confidence.
 CONFIDENCE = 0.95
+# Where answers at all positions are seen, those at so many besides the last are compared, in a sequence of more tokens
+# than that: the first, the one before the last, and others at random.
+PLACES = 4
 # Wrong labels may be as many as this chance allows.
 FLIPS_CHANCE = 1e-6
 # Untested parts that a message names before it counts.
@@ -121,13 +124,17 @@ def certify(
     """Ask `count` held-out sequences, and as many of `domain`, and compare the answers with predictions."""
     asked = draw_heldout(estimate, signature, rng, count, domain)
     answers: list[Measurements] = []
+    everywhere: list[Measurements] = []
     half = len(asked.plans) // 2
     for plans in filter(None, (asked.plans[:half], asked.plans[half:])):  # who watches sees how it goes
         so_far = partial(_so_far, estimate, asked, list(answers))
         replies: list[Measurements] = yield [replace(plan, so_far=so_far) for plan in plans]
-        answers += [_at_last(reply, signature) for reply in replies]
+        everywhere += replies
+        answers = [_at_last(reply, signature) for reply in everywhere]
     compared = _compare(estimate, signature, asked, _concatenate([answer.values for answer in answers]))
-    estimate = _widen(estimate, compared.widening)
+    # Families predict what the last token is answered: so any token is, among all of them or those up to it.
+    others = _compare_elsewhere(estimate, signature, asked, everywhere, rng) if compared.holds else None
+    estimate = _widen(estimate, max(compared.widening, others.widening if others is not None else 1.0))
     certificate = Certificate(
         radius=estimate.radius,
         standard_error=estimate.standard_error,
@@ -145,6 +152,10 @@ def certify(
     if not compared.holds:
         refuted = _refuted(estimate.params, signature, asked, compared)
         outcome, message = yield from _explain_miss(asked.plans, answers, compared.miss, signature)
+    elif others is not None and not others.holds:
+        outcome = Outcome.UNCERTIFIED
+        message = "answers at the last position are as predicted, but not at others, whether these see all tokens or "
+        message += f"those before them: {others.miss}; read the last position (positions='last')"
     elif compared.resolution > _coarsest(estimate.params, signature):
         doing = "the questions do" if estimate.params.without_attention() is None else "attention does"
         message = f"the error bar is {compared.resolution:.2g} of what {doing} to the answers"
@@ -163,6 +174,30 @@ def certify(
             but = f", but for {compared.wrong} that are wrong" if compared.wrong else ""
             message = f"{asked.usual.size} fresh labels predicted{but}"
     return Judgement(outcome, message, certificate, refuted)
+
+
+def _compare_elsewhere(
+    estimate: Estimate, signature: Signature, asked: HeldOut, answers: list[Measurements], rng: np.random.Generator
+) -> Comparison | None:
+    """The comparison at other positions than the last, where these are seen: as they see all tokens, or are causal."""
+    if signature.positions == "last" or all(plan.length == 1 for plan in asked.plans):
+        return None
+    places = [_places(plan.length, rng) for plan in asked.plans]
+    seen = _concatenate(
+        [each.values[:, place, ...] for each, own in zip(answers, places, strict=True) for place in own]
+    )
+    whole = _compare(estimate, signature, elsewhere(asked, places, estimate, signature, causal=False), seen)
+    if whole.holds:
+        return whole
+    causal = _compare(estimate, signature, elsewhere(asked, places, estimate, signature, causal=True), seen)
+    return min(causal, whole, key=lambda each: (not each.holds, float(np.sum(~(each.ratios <= 1.0)))))
+
+
+def _places(length: int, rng: np.random.Generator) -> list[int]:
+    """Some positions before the last."""
+    if length <= PLACES:
+        return list(range(length - 1))
+    return [0, length - 2, *map(int, rng.choice(np.arange(1, length - 2), PLACES - 2, replace=False))]
 
 
 def coarseness(estimate: Estimate, signature: Signature, rng: np.random.Generator) -> float:
@@ -191,6 +226,7 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
     noise = signature.noise.radius + signature.noise.smallest + signature.noise.relative * np.abs(predictions)
     # A weight below the smallest normal number may be zero in the oracle's arithmetic, whatever value it is for.
     noise = noise + signature.space.tiny * float(np.max(np.abs(predictions), initial=0.0)) + UNDERFLOW
+    noise *= 1 + signature.space.eps  # a bound, too, is met as the dtype has it
     beyond, widening = False, 1.0
     if signature.noise.kind == "bounded" or signature.noise.is_cut:
         # Radii hold whatever the errors are, which may conspire; held-out queries do not know them, so what they see

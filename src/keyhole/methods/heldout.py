@@ -449,7 +449,7 @@ class _Evidence:
         informative = np.zeros(len(queries), bool)
         predictions, known = ([np.empty(0)] * len(queries) for _ in range(2))
         for where, tokens, lengths, params in in_batches(self.estimate.params, by_length(queries, self.signature)):
-            answers, errors = self._predict(params, tokens)
+            answers, errors = self.predict(params, tokens)
             for place, n in enumerate(where):
                 predictions[n], known[n] = np.ravel(answers[place]), np.ravel(errors[place])
             about = self._ratios(params, tokens, answers, errors)
@@ -462,7 +462,7 @@ class _Evidence:
             informative[where] = np.max(counted, axis=0, initial=0.0) >= least if counted else True
         return _Table(evidence, informative, predictions, known)
 
-    def _predict(self, params: Family, tokens: Array) -> tuple[Floats, Floats]:  # as answers
+    def predict(self, params: Family, tokens: Array) -> tuple[Floats, Floats]:  # as answers
         """Predictions, and what they are off by: radii, or standard errors where errors are normal."""
         estimate, errors = self.estimate, self.estimate.standard_error
         answers = floats(params(tokens))
@@ -597,4 +597,46 @@ def _as_plans(
         predictions=np.concatenate([(table.predictions + of_inputs.predictions)[n] for n in order]),
         known=np.concatenate([(table.known + of_inputs.known)[n] for n in order]),
         untested=tuple(_missing(queries, table, evidence)),
+    )
+
+
+def elsewhere(
+    asked: HeldOut, places: list[list[int]], estimate: Estimate, signature: Signature, causal: bool
+) -> HeldOut:
+    """The same queries with another token as the last: one of `places`, which each plan has its own of.
+
+    Where attention is causal, a token sees those before it, else all.
+    """
+    plans: list[Plan] = []
+    lengths: list[int] = []
+    source: list[int] = []
+    first = 0
+    for plan, own in zip(asked.plans, places, strict=True):
+        tokens = plan.tokens(0, plan.count, signature.space, signature.width)
+        for place in own:
+            others = [n for n in range(place if causal else plan.length) if n != place]
+            order = signature.space.indices([*others, place])
+            plans.append(sequences(plan.stage, signature.space.xp.take(tokens, order, axis=1)))
+            lengths += [len(others) + 1] * plan.count
+            source += range(first, first + plan.count)
+        first += plan.count
+    evidence = _Evidence(estimate, signature)
+    predictions, known = (np.empty((len(source), estimate.params.outputs or 1)) for _ in range(2))
+    begins = np.cumsum([0] + [plan.count for plan in plans])
+    groups = (
+        (np.arange(begin, begin + plan.count), plan.tokens(0, plan.count, signature.space, signature.width))
+        for begin, plan in zip(begins, plans, strict=False)
+    )
+    for batch in in_batches(estimate.params, groups):
+        for whole, part in zip((predictions, known), evidence.predict(batch.params, batch.tokens), strict=True):
+            whole[batch.places] = part.reshape(len(batch.places), -1)
+    return HeldOut(
+        plans,
+        usual=asked.usual[source],
+        domain=asked.domain[source],
+        lengths=np.array(lengths),
+        informative=asked.informative[source],
+        predictions=np.ravel(predictions),
+        known=np.ravel(known),
+        untested=(),
     )
