@@ -448,7 +448,8 @@ class _Evidence:
         evidence: dict[str, Floats] = {}
         informative = np.zeros(len(queries), bool)
         predictions, known = ([np.empty(0)] * len(queries) for _ in range(2))
-        for where, tokens, lengths, params in in_batches(self.estimate.params, by_length(queries, self.signature)):
+        single = ((np.array([n]), query.tokens[None]) for n, query in enumerate(queries))
+        for where, tokens, lengths, params in in_batches(self.estimate.params, single, self.signature.space):
             answers, errors = self._predict(params, tokens)
             for place, n in enumerate(where):
                 predictions[n], known[n] = np.ravel(answers[place]), np.ravel(errors[place])
@@ -575,7 +576,8 @@ def by_length(queries: list[Query], signature: Signature) -> Iterable[tuple[Arra
     lengths = np.array([query.length for query in queries])
     for length in np.unique(lengths):
         (where,) = np.nonzero(lengths == length)
-        yield where, signature.space.asarray(np.stack([queries[n].tokens for n in where]))
+        several = [queries[n].tokens for n in where]
+        yield where, signature.space.asarray(np.stack(several) if len(several) > 1 else several[0][None])
 
 
 def _as_plans(
