@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from keyhole import AttentionLayer, Labels, MultiHead, OneLayer, ReluNet, Residual, SingleHead
+from keyhole.arrays import numpy_space
 from keyhole.families import Family
 from keyhole.families.parts import Attention
 from keyhole.families.parts.length_laws import LogLength
@@ -46,7 +47,7 @@ def test_lengths_together_say_what_each_says(name: str) -> None:
     groups = [(np.array([2 * n, 2 * n + 1]), rng.standard_normal((2, length, 3))) for n, length in enumerate(LENGTHS)]
     radius = params.with_arrays({key: 1e-3 + 0 * array for key, array in params.arrays().items()})
     own = {int(where[row]): tokens[row : row + 1] for where, tokens in groups for row in range(2)}
-    batches = list(in_batches(params, groups))
+    batches = [batch._replace(tokens=batch.tokens.copy()) for batch in in_batches(params, groups, numpy_space())]
     assert sorted(np.concatenate([batch.places for batch in batches])) == list(range(2 * len(LENGTHS)))
     apart = name in ("counts tokens", "all positions")
     assert len(batches) == (len(LENGTHS) if apart else 2)  # single tokens are alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Generic, NamedTuple
@@ -9,7 +10,7 @@ from typing import Generic, NamedTuple
 import numpy as np
 
 from keyhole.arrays import Array, Integers, Space, namespace
-from keyhole.families import F, F_co
+from keyhole.families import F, F_co, Family
 
 # Tokens that pad a batch, at most: a batch more costs as much as numbers of so many tokens, and beside large arrays, of
 # which squares are made for every batch, as much as some products of a token with them.
@@ -27,60 +28,74 @@ class Batch(NamedTuple, Generic[F_co]):
     params: F_co  # for these tokens only
 
 
-def in_batches(params: F, groups: Iterable[tuple[Integers, Array]]) -> Iterator[Batch[F]]:
+def in_batches(params: F, groups: Iterable[tuple[Integers, Array]], space: Space) -> Iterator[Batch[F]]:
     """Places and sequences (n, length, width) of one length each, some lengths together where the family allows it.
 
-    Single tokens stay by themselves: families know more of these.
+    Single tokens stay by themselves: families know more of these. A batch is made where the one before was: fresh
+    memory costs more than what is written to it.
     """
-    joined: list[tuple[Integers, Array]] = []
-    padding = 0
-    for length, alike in groupby(sorted(groups, key=_length), key=_length):
-        own = list(alike)
-        places, tokens = own[0] if len(own) == 1 else _together(own)
-        numbers = PADDING_NUMBERS if Space.of(tokens).on_cpu else DEVICE_PADDING
-        room = PADDING_TOKENS + numbers // (params.width + (params.outputs or 1))
-        if joined:
-            before = int(joined[-1][1].shape[1])
-            padding += sum(len(where) for where, _ in joined) * (length - before)
-            if before == 1 < length or padding > room:
-                yield from _joined(params, joined)
-                joined, padding = [], 0
-        joined.append((places, tokens))
-    if joined:
-        yield from _joined(params, joined)
+    batches = []
+    for some in _within_padding(params, sorted(groups, key=_length), space.on_cpu):
+        padded = _padded(params, some, space)
+        apart = [some] if padded is not None else [list(same) for _, same in groupby(some, key=_length)]
+        batches += [(padded or params, own, _shape(own)) for own in apart]
+    size = max((math.prod(shape) for _, _, shape in batches), default=0)
+    room: Array | None = None
+    for own_params, own, shape in batches:
+        tokens = own[0][1]
+        if len(own) > 1:
+            room = namespace(tokens).empty(size, dtype=tokens.dtype, device=tokens.device) if room is None else room
+            tokens = room[: math.prod(shape)].reshape(shape)
+            _pad_into(tokens, [each for _, each in own])
+        lengths = np.repeat([_length(each) for each in own], [len(where) for where, _ in own])
+        yield Batch(np.concatenate([where for where, _ in own]), space.asarray(tokens), lengths, own_params)
 
 
 def _length(group: tuple[Integers, Array]) -> int:
     return int(group[1].shape[1])
 
 
-def _together(groups: list[tuple[Integers, Array]]) -> tuple[Integers, Array]:
-    """One group of several whose sequences are as long."""
-    xp = namespace(groups[0][1])
-    return np.concatenate([where for where, _ in groups]), xp.concat([tokens for _, tokens in groups], axis=0)
+def _shape(groups: list[tuple[Integers, Array]]) -> tuple[int, int, int]:
+    """Of all sequences, made as long as the last ones."""
+    return sum(len(where) for where, _ in groups), _length(groups[-1]), int(groups[0][1].shape[2])
 
 
-def _joined(params: F, groups: list[tuple[Integers, Array]]) -> Iterator[Batch[F]]:
-    """One batch of all groups, or one of each where padding shows."""
-    first, longest = groups[0][1], int(groups[-1][1].shape[1])
-    xp, counts = namespace(first), [len(where) for where, _ in groups]
-    lengths = np.repeat([int(tokens.shape[1]) for _, tokens in groups], counts)
-    padded: F | None = params
-    if len(groups) > 1 and int(first.shape[1]) < longest:
-        absent = np.where(np.arange(longest) < longest - lengths[:, None], -np.inf, 0.0)
-        padded = params.padded(xp.asarray(absent, dtype=first.dtype, device=first.device))
-    if padded is None:
-        for where, tokens in groups:
-            yield Batch(where, tokens, np.full(len(where), int(tokens.shape[1])), params)
-        return
-    tokens = xp.concat([_pad(own, longest) for _, own in groups], axis=0) if len(groups) > 1 else first
-    yield Batch(np.concatenate([where for where, _ in groups]), tokens, lengths, padded)
+def _within_padding(
+    params: Family, groups: list[tuple[Integers, Array]], on_cpu: bool
+) -> Iterator[list[tuple[Integers, Array]]]:
+    """Groups, short ones first, in lists that take little padding."""
+    numbers = PADDING_NUMBERS if on_cpu else DEVICE_PADDING
+    room = PADDING_TOKENS + numbers // (params.width + (params.outputs or 1))
+    joined: list[tuple[Integers, Array]] = []
+    count = padding = 0
+    for group in groups:
+        if joined:
+            before, length = _length(joined[-1]), _length(group)
+            padding += count * (length - before)
+            if before == 1 < length or padding > room:
+                yield joined
+                joined, count, padding = [], 0, 0
+        joined.append(group)
+        count += len(group[0])
+    if joined:
+        yield joined
 
 
-def _pad(tokens: Array, length: int) -> Array:  # (n, own length, width) -> (n, length, width)
-    missing = length - int(tokens.shape[1])
-    if not missing:
-        return tokens
-    xp = namespace(tokens)
-    ahead = xp.broadcast_to(tokens[:, :1, :], (tokens.shape[0], missing, tokens.shape[2]))
-    return xp.concat([ahead, tokens], axis=1)
+def _padded(params: F, groups: list[tuple[Integers, Array]], space: Space) -> F | None:
+    """Parameters that answer the groups made as long as the last as if they were not; None where there are none."""
+    longest = _length(groups[-1])
+    if _length(groups[0]) == longest:
+        return params
+    lengths = np.repeat([_length(group) for group in groups], [len(where) for where, _ in groups])
+    absent = np.where(np.arange(longest) < longest - lengths[:, None], -np.inf, 0.0)
+    return params.padded(space.asarray(absent))
+
+
+def _pad_into(room: Array, groups: list[Array]) -> None:
+    """Sequences behind copies of their first token, which make them as long as there is room."""
+    begin = 0
+    for tokens in groups:
+        missing, end = room.shape[1] - tokens.shape[1], begin + tokens.shape[0]
+        room[begin:end, :missing, :] = tokens[:, :1, :]
+        room[begin:end, missing:, :] = tokens
+        begin = end

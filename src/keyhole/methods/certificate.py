@@ -442,8 +442,8 @@ def _constant(params: Family, plans: list[Plan]) -> Floats | float:
 
 def _attention(params: Family, signature: Signature, plans: list[Plan], fine: Booleans) -> float:
     """What attention contributes to the answers: radii as large as that say nothing of the score matrix."""
-    moved = np.empty((sum(plan.count for plan in plans), params.outputs or 1))
-    for batch in _batches(params, signature, plans):
+    moved = np.zeros((sum(plan.count for plan in plans), params.outputs or 1))
+    for batch in _batches(params, signature, plans, np.any(fine.reshape(len(moved), -1), axis=1)):
         without = batch.params.without_attention()
         if without is None:
             return float("inf")
@@ -453,14 +453,16 @@ def _attention(params: Family, signature: Signature, plans: list[Plan], fine: Bo
     return float(np.sqrt(np.mean(np.ravel(moved)[fine] ** 2)))
 
 
-def _batches(params: F, signature: Signature, plans: list[Plan]) -> Iterator[Batch[F]]:
-    """The sequences of plans."""
-    first = np.cumsum([0] + [plan.count for plan in plans])
-    groups = (
-        (np.arange(begin, begin + plan.count), plan.tokens(0, plan.count, signature.space, signature.width))
-        for begin, plan in zip(first, plans, strict=False)
-    )
-    return in_batches(params, groups)
+def _batches(params: F, signature: Signature, plans: list[Plan], some: Booleans) -> Iterator[Batch[F]]:
+    """Some of the sequences of plans."""
+    groups, begin = [], 0
+    for plan in plans:
+        (chosen,) = np.nonzero(some[begin : begin + plan.count])
+        if len(chosen):
+            tokens = plan.tokens(0, plan.count, signature.space, signature.width)
+            groups.append((begin + chosen, signature.space.xp.stack([tokens[int(n), ...] for n in chosen])))
+        begin += plan.count
+    return in_batches(params, groups, signature.space)
 
 
 def _concatenate(arrays: list[Array]) -> Floats:

@@ -448,7 +448,8 @@ class _Evidence:
         evidence: dict[str, Floats] = {}
         informative = np.zeros(len(queries), bool)
         predictions, known = ([np.empty(0)] * len(queries) for _ in range(2))
-        for where, tokens, lengths, params in in_batches(self.estimate.params, by_length(queries, self.signature)):
+        sequences = by_length(queries, self.signature)
+        for where, tokens, lengths, params in in_batches(self.estimate.params, sequences, self.signature.space):
             answers, errors = self.predict(params, tokens)
             for place, n in enumerate(where):
                 predictions[n], known[n] = np.ravel(answers[place]), np.ravel(errors[place])
@@ -575,7 +576,8 @@ def by_length(queries: list[Query], signature: Signature) -> Iterable[tuple[Arra
     lengths = np.array([query.length for query in queries])
     for length in np.unique(lengths):
         (where,) = np.nonzero(lengths == length)
-        yield where, signature.space.asarray(np.stack([queries[n].tokens for n in where]))
+        several = [queries[n].tokens for n in where]
+        yield where, signature.space.asarray(np.stack(several) if len(several) > 1 else several[0][None])
 
 
 def _as_plans(
@@ -627,7 +629,7 @@ def elsewhere(
         (np.arange(begin, begin + plan.count), plan.tokens(0, plan.count, signature.space, signature.width))
         for begin, plan in zip(begins, plans, strict=False)
     )
-    for batch in in_batches(estimate.params, groups):
+    for batch in in_batches(estimate.params, groups, signature.space):
         for whole, part in zip((predictions, known), evidence.predict(batch.params, batch.tokens), strict=True):
             whole[batch.places] = part.reshape(len(batch.places), -1)
     return HeldOut(

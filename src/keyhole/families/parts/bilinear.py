@@ -41,7 +41,7 @@ class Bilinear:
 
     def keys(self, queries: Array) -> Array:  # (..., width) -> (..., width)
         """score·g + bias: what a token is multiplied by."""
-        keys = queries @ self.score.T
+        keys = _rows_times(queries, self.score.T)
         return keys if self.bias is None else keys + self.bias
 
     def logits(self, tokens: Array, queries: Array) -> Array:  # -> (batch, length) or (batch, queries, length)
@@ -55,12 +55,12 @@ class Bilinear:
     def radius(self, radius: Bilinear, tokens: Array, queries: Array, rounding: float) -> Array:
         """Errors of entries add in quadrature; rounding is that of the inner product with the key."""
         xp = namespace(tokens)
-        variance = queries**2 @ (radius.score**2).T
+        variance = _rows_times(queries**2, (radius.score**2).T)
         if radius.bias is not None:
             variance = variance + radius.bias**2
         norms = xp.linalg.vector_norm(tokens, axis=-1)[:, None, :]  # (batch, 1, length)
         key_norms = xp.linalg.vector_norm(self.keys(queries), axis=-1)[:, :, None]  # (batch, queries, 1)
-        return xp.sqrt(variance @ xp.matrix_transpose(tokens**2)) + rounding * norms * key_norms
+        return xp.sqrt(xp.matrix_transpose(tokens**2 @ xp.matrix_transpose(variance))) + rounding * norms * key_norms
 
     def token_norm(self, logit_size: float) -> float:
         """The norm at which random tokens have logits of about `logit_size`; inf when none has any."""
@@ -69,3 +69,8 @@ class Bilinear:
         # quadratic·t² + linear·t = logit_size, in the form that does not cancel
         root = (linear**2 + 4 * quadratic * logit_size) ** 0.5
         return 2 * logit_size / (linear + root) if linear + root > 0 else float("inf")
+
+
+def _rows_times(rows: Array, matrix: Array) -> Array:  # (..., width), (width, n) -> (..., n)
+    """One product, where a library would make one for every sequence."""
+    return (rows.reshape(-1, rows.shape[-1]) @ matrix).reshape(*rows.shape[:-1], matrix.shape[1])

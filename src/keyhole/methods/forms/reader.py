@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import final
+from weakref import WeakKeyDictionary
 
 from keyhole.arrays import Array, ArrayTable, Space, namespace, numbers
 from keyhole.methods.base import Steps, Unrecoverable
@@ -276,6 +277,7 @@ class PairValues:
         self.longest = longest_token(signature.space, self.norm)
         if signature.max_norm is not None:
             self.longest = min(self.longest, LONGEST, signature.norm_limit)
+        self._known: WeakKeyDictionary[TokenRows, Array] = WeakKeyDictionary()
 
     def noise(self, answer_radius: float) -> float:
         """Error of an answer whatever the tokens: its own noise and that of the output bias."""
@@ -283,6 +285,12 @@ class PairValues:
         own = max(answer_radius, self.signature.noise.spread) + 2 * eps * self.bias_size
         # An error of the output bias is the same in all answers: it does not average out over the √d of a basis.
         return float(own + self.bias_radius * width**0.5)
+
+    def _of_rows(self, rows: TokenRows) -> Array:
+        """The values of all rows, worked out once for all plans that take some of them."""
+        if rows not in self._known:
+            self._known[rows] = rows.vectors @ self.value.vector
+        return self._known[rows]
 
     def radius_at_zero(self, first: float) -> float:
         """Radius of a logit of zero, for a first token of this norm and average overlap with the value."""
@@ -294,7 +302,7 @@ class PairValues:
     ) -> Steps[tuple[Array, Array, Array, Array]]:
         """Logits (n,) of scaled rows and columns, radii, saturation, and how far apart the two tokens' values are."""
         space, xp = self.signature.space, self.signature.space.xp
-        high, low = (term.scale * overlaps(term.rows, term.index, self.value.vector) for term in (first, last))
+        high, low = (term.scale * xp.take(self._of_rows(term.rows), term.places, axis=0) for term in (first, last))
         answers: Measurements = yield Plan(stage, int(high.shape[0]), [[first], [last]], so_far=so_far)
         values = answers.values - self.value.bias
         noise, low_radius, high_radius = self.noise(answers.radius), last.scale * self.error, first.scale * self.error

@@ -41,9 +41,9 @@ def ask_products(plane: Plane, zero: ZeroScores, step: float) -> Steps[Named]:
     known = yield from ask_link(plane, zero, step)
     known = replace(known, length_law=(yield from ask_length_law(plane, known, zero, step)))
     far = 2
-    entries = yield from ask_entries(plane, known, zero, step, (1, far))
+    seen = known.position_masses(far + 1)[0] > 0  # not by a window of two tokens
+    entries = yield from ask_entries(plane, known, zero, step, (1, far) if seen else (1,))
     size = float(np.max(np.abs(entries[1])))
-    seen = known.position_masses(far + 1)[0] > 0
     if not seen or same(entries[1], entries[far], size, TURNED):
         plane.exam.say("score form", "bilinear", "scores are the same at distances one and two")
         yield from _check(
