@@ -51,7 +51,7 @@ def own_inputs(model: Any, batch: int, length: int, *, before: int = 0, seed: in
         given["pixel_values"] = floats(getattr(config, "num_channels", 3), height, width)
     elif kind == "input_features":
         given["input_features"] = floats(config.num_mel_bins, 2 * config.max_source_positions)
-    elif kind == "input_values" and hasattr(model, "_get_feat_extract_output_lengths"):
+    elif kind == "input_values" and callable(getattr(model, "_get_feat_extract_output_lengths", None)):
         told = model._get_feat_extract_output_lengths(torch.arange(SAMPLES * length))  # tokens by samples of sound
         given["input_values"] = floats(int(torch.nonzero(told == length)[0]))
     else:
