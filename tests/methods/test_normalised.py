@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import keyhole as kh
 from keyhole.families.norms.normalise import mean_free, normalise, undone
+from keyhole.methods import METHODS
+from keyhole.methods.base import Estimate
+from keyhole.methods.normalised.before.standard_errors import with_standard_errors
 from keyhole.targets import open_target
 
 BEFORE = "demo:multi-head?width=8&heads=2&outputs=8&norm_before="
@@ -73,6 +78,12 @@ def test_error_bars_hold(after: bool) -> None:
     assert np.all(np.abs(moved(tokens) - truth(tokens)) <= 1.01 * truth.error_bar(radius, tokens, 1e-15))
 
 
+@pytest.mark.parametrize("parts", [{"link": "softcap"}, {"normaliser": "sink"}, {"form": "qk-norm"}])
+def test_parts_that_are_not_read_behind_a_norm_are_admitted(parts: dict[str, str]) -> None:
+    result = kh.recover(open_target(BEFORE + "layer").oracle, NORMED, place="before", **parts, throw=False)
+    assert result.outcome is kh.Outcome.WRONG_FAMILY
+
+
 def test_norms_on_both_sides_are_admitted() -> None:
     target = open_target(BEFORE + "layer&norm_after=layer&residual=1")
     result = kh.recover(target.oracle, "normalised", throw=False)
@@ -86,3 +97,23 @@ def test_bounded_tokens_before_a_norm_are_admitted() -> None:
     assert result.outcome is kh.Outcome.TOO_NOISY
     with pytest.raises(kh.KeyholeError, match="place must be"):
         kh.recover(target.oracle, "normalised", place="beside")
+
+
+@pytest.mark.parametrize(("off", "told"), [(1e-4, True), (3.0, False)])
+def test_heads_that_are_nearly_known_behind_a_norm_are_not_looked_for_elsewhere(
+    off: float, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They end too noisy, at once; heads that predict next to nothing are those of another family, perhaps."""
+    target = open_target(BEFORE + "layer&residual=1")
+    truth = target.truth
+    assert truth is not None
+    near = {name: array * (1 + off * (name.endswith("score"))) for name, array in truth.arrays().items()}
+    params, radius = truth.with_arrays(near), truth.with_arrays({name: 0 * x + 1.0 for name, x in near.items()})
+
+    def run(signature: Any, rng: Any, **_: Any) -> Any:
+        return (yield from with_standard_errors(Estimate(params, radius, 1), signature, rng))
+
+    monkeypatch.setitem(METHODS, NORMED, replace(METHODS[NORMED], run=run))
+    result = kh.recover(target.oracle, throw=False, budget=120)
+    assert not result.certified
+    assert (result.outcome is kh.Outcome.TOO_NOISY and "tried_first" not in result.stats.details) == told

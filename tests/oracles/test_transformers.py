@@ -335,6 +335,7 @@ def test_lengths_end_where_positions_do() -> None:
     assert kh.TransformersOracle(model_of("bert"), 0).signature.max_length == 16
     assert kh.TransformersOracle(model_of("roberta"), 0).signature.max_length == 14
     assert kh.TransformersOracle(model_of("bert"), 0, max_length=5).signature.max_length == 5
+    assert kh.TransformersOracle(random_model("Mpt"), 0).signature.max_length == 96  # which it calls max_seq_len
 
 
 def test_the_number_of_the_largest_output_is_told(folders: Path) -> None:

@@ -180,7 +180,7 @@ class _Auto:
                         last = yield from self._attempt(method, hint)
                     except UsageError:  # parts that no learner reads together
                         continue
-                    if last.certified or last.outcome in FINAL:
+                    if last.certified or last.outcome in FINAL or _told(last):
                         return last
         return None
 
@@ -478,7 +478,7 @@ class _Auto:
         """Whether another method may do better than an attempt that was not certified."""
         several = self.several_outputs or ended.outcome in NOT_ONE_HEAD
         heads = several and bool(self._methods("multi-head"))  # one may have been several
-        if not (heads or self.noise.kind in ("exact", "dtype")) or self.task.options:
+        if not (heads or self.noise.kind in ("exact", "dtype")) or self.task.options or _told(ended):
             return False
         coarse = ended.outcome is Outcome.UNCERTIFIED and ended.certificate.heldout_queries > 0
         return ended.outcome in MAY_BE_ANOTHER_FAMILY or (coarse and self.several_outputs)
@@ -503,3 +503,8 @@ class _Auto:
             certificate = replace(last.certificate, radius=radius.simplest())
             last = replace(last, params=params.simplest(), certificate=certificate)
         return last.with_details(**details)
+
+
+def _told(ended: Attempt) -> bool:
+    """Whether an attempt ended after it had told the family: no other method does better."""
+    return isinstance(ended.cause, Unrecoverable) and ended.cause.told

@@ -27,6 +27,7 @@ class Unrecoverable(KeyholeError):
     def __init__(self, outcome: Outcome, message: str) -> None:
         super().__init__(message)
         self.outcome = outcome
+        self.told = False  # whether it was of the right family, so that no other method does better
 
 
 class BiasDetected(Unrecoverable):

@@ -17,6 +17,8 @@ from keyhole.queries import digest
 LENGTHS = (3, 5)
 # Lengths whose arguments are kept.
 KEPT = 256
+# What configs call the number of tokens that a model has positions for.
+LIMITS = ("max_position_embeddings", "max_seq_len")
 # What a model says of its limit is tried up to so many tokens.
 LONG = 1024
 
@@ -78,8 +80,9 @@ class Surroundings:
 
     def longest(self) -> int | None:
         """How many tokens the model has positions for; None where it does not say."""
-        said = getattr(self._model.config, "max_position_embeddings", None)
-        if self.fixed or not isinstance(said, int):
+        limits = (getattr(self._model.config, name, None) for name in LIMITS)
+        said = next((limit for limit in limits if isinstance(limit, int)), None)
+        if self.fixed or said is None:
             return None
         if said > LONG:
             return said

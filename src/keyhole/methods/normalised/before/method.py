@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +12,14 @@ from keyhole.families import Family, MultiHead, NormBefore, Residual
 from keyhole.families.norms.inside import Heads, turned, turned_radii
 from keyhole.families.norms.normalise import mean_free
 from keyhole.methods.arithmetic import partial_result
-from keyhole.methods.base import Estimate, Steps
+from keyhole.methods.base import Estimate, Steps, Unrecoverable
 from keyhole.methods.multi_head.method import multi_head
 from keyhole.methods.normalised.before.ball import Ball
 from keyhole.methods.normalised.before.probe import Before, ask_before
 from keyhole.methods.normalised.before.standard_errors import with_standard_errors
 from keyhole.methods.residual import without_last_token
 from keyhole.queries import Signature
+from keyhole.recovery import Outcome
 
 ASSUMPTIONS = {
     "layer": "tokens are normalised before attention (LayerNorm): their mean, and gain and bias of the norm beside the "
@@ -46,6 +48,7 @@ def ask_behind_norm(
     name other parts than those of a softmax, and about 14 queries for norm, residual and ε.
     """
     before = yield from ask_before(signature, rng)
+    _check_parts(parts)
     ball = Ball(mean_free(signature.width, before.norm), before.epsilon)
     inner = _inside(signature, before, ball)
     with partial_result(lambda known: _partial(known, ball, before)):
@@ -63,6 +66,15 @@ def ask_behind_norm(
         {**found.details, **details},
     )
     return (yield from with_standard_errors(estimate, signature, rng))
+
+
+def _check_parts(parts: Mapping[str, Any]) -> None:
+    """Unrecoverable for parts that are read from tokens of any norm only."""
+    capped = parts.get("link", "exp") != "exp" or parts.get("normaliser", "sum") != "sum"
+    if capped or "norm" in parts.get("form", ""):
+        raise Unrecoverable(
+            Outcome.WRONG_FAMILY, "behind a norm heads are read without caps, sinks, and norms of keys and queries"
+        )
 
 
 def _inside(signature: Signature, before: Before, ball: Ball) -> Signature:

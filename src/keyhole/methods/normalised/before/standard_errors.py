@@ -25,6 +25,8 @@ HELD_OUT = 24
 FINE = 0.1
 # Exact answers are predicted to this part of them, or what was read is not certified.
 MOST_OFF = 5e-7
+# Where they are predicted to this part of what weights of tokens make of them, they are of such heads all the same.
+TOLD = 0.1
 # Standard errors are taken for so many times what these sequences show at most.
 MARGIN = 2.0
 # What norms before heads and sums of heads have themselves.
@@ -34,7 +36,8 @@ OF_WRAPPERS = ("epsilon", "output_bias")
 def with_standard_errors(estimate: Estimate[F], signature: Signature, rng: np.random.Generator) -> Steps[Estimate[F]]:
     """The estimate with standard errors, where its radii leave predictions unsure; elsewhere as it is, at no query."""
     params, own = estimate.params, estimate.radius.arrays()
-    if estimate.standard_error is not None or params.without_attention() is None:
+    flat = params.without_attention()
+    if estimate.standard_error is not None or flat is None:
         return estimate
     asked = draw_heldout(estimate, signature, rng, HELD_OUT)
     near = float(np.max(asked.known)) <= MOST_OFF * float(np.max(np.abs(asked.predictions)))
@@ -43,20 +46,23 @@ def with_standard_errors(estimate: Estimate[F], signature: Signature, rng: np.ra
     exact = estimate.radius.with_arrays({name: each * _is_around(name) for name, each in own.items()})
     alone = {name: each * (not _is_around(name)) / ROUNDING_DEVIATIONS for name, each in own.items()}
     answers: list[Measurements] = yield [replace(plan, stage="bar") for plan in asked.plans]
-    times, most = 0.0, 0.0
+    times, most, told = 0.0, 0.0, True
     for plan, answer in zip(asked.plans, answers, strict=True):
         tokens = plan.tokens(0, plan.count, signature.space, signature.width)
         rest = np.abs(floats(answer.values) - floats(params(tokens)))
         most = max(most, float(np.max(rest)) / float(np.max(np.abs(floats(answer.values)))))
+        told &= float(np.max(rest)) <= TOLD * float(np.max(np.abs(floats(answer.values) - floats(flat(tokens)))))
         rest = np.maximum(rest - prediction_radii(params, exact, tokens, signature), 0.0)
         bar = floats(params.deviation(estimate.radius.with_arrays(alone), tokens))
         times = max(times, float(np.max(rest[bar > 0] / bar[bar > 0], initial=0.0)))
     if most > MOST_OFF:
-        raise Unrecoverable(
+        error = Unrecoverable(
             Outcome.TOO_NOISY,
             f"heads behind a norm predict answers to {most:.1g} of them, which must be {MOST_OFF:.1g}: they are "
             "too near to each other for the precision of the answers",
         )
+        error.told, error.partial = told, params
+        raise error
     scaled = {name: each * (1.0 if _is_around(name) else MARGIN * times) for name, each in own.items()}
     errors = {name: each / ROUNDING_DEVIATIONS for name, each in scaled.items()}
     return replace(estimate, standard_error=estimate.radius.with_arrays(errors))
