@@ -14,8 +14,8 @@ from keyhole.samples.varpro import VarproSettings
 
 # Numbers per parameter that examples must have more of before a layer with biases is tried, and starts of the trial.
 TRIED_RATIO, STARTS = 1.5, 3
-# Numbers per parameter that the trial is fitted to at most.
-ENOUGH_RATIO = 6.0
+# Numbers per parameter that the trial is fitted to at most, and steps of its starts.
+ENOUGH_RATIO, STEPS = 6.0, 40
 # Outputs depend on places where a linear map for each explains this part of what one for all leaves over.
 PLACED = 0.1
 # Outputs lie on an ellipsoid but for this part.
@@ -81,7 +81,7 @@ class Trial:
         if count.once.ratio < TRIED_RATIO:
             return None
         changed = changed.some(slice(0, count.needed(ENOUGH_RATIO, 1.5)))
-        settings = replace(self.settings, restarts=STARTS, rank=None, init="random", jobs=1)
+        settings = replace(self.settings, restarts=STARTS, rank=None, init="random", jobs=1, steps=STEPS)
         fitted = varpro.fit_layer(changed, self.heads, self.noise, settings, self.seed)
         return fitted.point if fitted.solved else None
 
