@@ -55,7 +55,7 @@ class Outcome(Enum):
         "or a lower rank."
     )
     PARITY_LIKE = (
-        "The examples look like a parity: restarts disagree, and no model of low order predicts them. No "
+        "The examples look like a parity: no restart explains them, and no model of low order predicts them. No "
         "statistical-query method learns parities, descent among them; elimination over bits does where nothing "
         "errs, and "
         "where the box can be asked, queries may."

@@ -144,6 +144,53 @@ def test_biases_and_masks_are_named() -> None:
     assert "attention is causal" in masked.message
 
 
+def _normed(tokens: np.ndarray) -> np.ndarray:
+    return (tokens - np.mean(tokens, axis=2, keepdims=True)) / np.std(tokens, axis=2, keepdims=True)
+
+
+@pytest.mark.parametrize("few", [True, False], ids=["signs", "normal tokens"])
+def test_layers_of_other_families_are_named_and_no_parity(few: bool, fixed_seed: int) -> None:
+    rng = np.random.default_rng(fixed_seed)
+    layer, n, k, d = random_layer(4, 2, 4, 1.0, rng), 120, 3, 4
+    inputs = signs(rng, n, k, d) if few else rng.standard_normal((n, k, d))
+    places, mixed = rng.standard_normal((k, d)), rng.standard_normal((d, d))
+    suffix = np.stack([layer(inputs[:, place:])[:, 0] for place in range(k)], axis=1)
+    cases = {
+        "a residual connection (learn outputs − inputs)": inputs + layer(inputs),
+        "a linear map of each token itself": inputs @ mixed + layer(inputs),
+        "append the one-hot vector of its place": layer(inputs + places),
+        "osition encoding and a": inputs + places + layer(inputs + places),
+        "attention is causal in reverse": inputs + suffix,
+        "they are normalised": _normed(inputs + layer(inputs)),
+    }
+    if few:
+        cases = {said: cases[said] for said in list(cases)[:3]}
+    else:
+        cases["a layer of normalised tokens"] = layer(_normed(inputs))
+    for said, outputs in cases.items():
+        result = kh.learn(inputs, outputs, heads=2, restarts=2, throw=False)
+        assert result.outcome is Outcome.WRONG_FAMILY, said
+        assert said in result.message
+    places = np.broadcast_to(np.eye(k), (n, k, k))  # as the message says
+    assert kh.learn(np.concatenate([inputs, places], axis=2), cases["append the one-hot vector of its place"]).certified
+
+
+@pytest.mark.parametrize("cut", [np.floor, np.ceil, np.trunc])
+def test_decimals_are_cut_in_any_direction(cut: np.ufunc, fresh_seed: int) -> None:
+    """A constant of half a unit hides where tokens hold a 1: there rounding to the nearest is not believed."""
+    rng = np.random.default_rng(fresh_seed)
+    layer, inputs = random_layer(4, 2, 4, 1.5, rng), rng.standard_normal((150, 3, 4))
+    longer = np.append(inputs[..., :3], np.ones((150, 3, 1)), axis=2)
+    outputs = cut(1e4 * layer(inputs)) / 1e4
+    for noise in (None, kh.Noise.cut(4)):
+        result = kh.learn(inputs, outputs, heads=2, noise=noise, restarts=4, throw=False)
+        assert not result.certified or covered(result, layer)
+    result = kh.learn(longer, cut(1e4 * layer(longer)) / 1e4, heads=2, restarts=4, throw=False)
+    if result.certified:
+        bias, truth = (np.sum(each.projections[:, 3], axis=0) for each in (result.params, layer))
+        assert np.all(np.abs(bias - truth) <= np.sum(result.certificate.radius.projections[:, 3], axis=0))
+
+
 def test_elimination_finds_parities_and_noise_stops_it() -> None:
     rng = np.random.default_rng(1)
     for heads in (1, 3, 5):

@@ -61,6 +61,12 @@ def diagnose(examples: Examples, fitted: VarproFit, count: ExampleCount, noise: 
     }
 
 
+def two_values(examples: Examples) -> bool:
+    """Whether each number of a token takes one of two values, as bits do: else there are no parities."""
+    tokens = examples.inputs.reshape(-1, examples.width)
+    return bool(np.all((tokens == np.min(tokens, axis=0)) | (tokens == np.max(tokens, axis=0))))
+
+
 def enough_for_low_orders(examples: Examples) -> bool:
     """Whether there are as many rows to fit as the model of first order has coefficients: else its R² says nothing."""
     features = examples.width * examples.width * (examples.width + 1) // 2

@@ -31,6 +31,7 @@ class Examples:
     inputs: Floats  # (n, k, d)
     outputs: Floats  # (n, k, d_out)
     eps: float
+    beside: Floats | None = None  # (n, k, some): a linear map of these is fitted beside the heads
 
     @classmethod
     def of(cls, inputs: Any, outputs: Any) -> Examples:
@@ -87,11 +88,12 @@ class Examples:
 
     def problem(self) -> LayerProblem:
         """The examples as a least-squares problem."""
-        return LayerProblem(self.inputs, self.outputs)
+        return LayerProblem(self.inputs, self.outputs, self.beside)
 
     def some(self, chosen: Any) -> Examples:
         """A part of the examples."""
-        return Examples(self.inputs[chosen], self.outputs[chosen], self.eps)
+        beside = None if self.beside is None else self.beside[chosen]
+        return Examples(self.inputs[chosen], self.outputs[chosen], self.eps, beside)
 
     def split(self, heldout: int | None, rng: np.random.Generator) -> tuple[Examples, Examples]:
         """Examples to learn from, and others to judge by. Inputs of the same tokens are never on both sides."""
@@ -217,8 +219,8 @@ class LabelErrors:
         kind = Noise.of(noise)  # type: ignore[arg-type]  # which says what it is not
         if kind.kind == "measure":
             return cls(None)
-        if kind.kind == "bounded":
-            return cls(kind.scale, tolerance=kind.scale)
+        if kind.kind == "bounded" or kind.is_cut:
+            return cls(kind.radius, tolerance=kind.radius, repeats=kind.is_cut)
         if kind.kind == "dtype":
             return cls(UNIFORM * kind.scale * float(np.sqrt(np.mean(examples.outputs**2))), repeats=True)
         if kind.kind == "rounded":

@@ -15,7 +15,7 @@ from keyhole.executors.base import Workers
 from keyhole.methods.arithmetic import check_seconds, default_limit
 from keyhole.methods.noise_estimation.measure import coarseness
 from keyhole.noise import Noise
-from keyhole.recovery import Recovery
+from keyhole.recovery import Outcome, Recovery
 from keyhole.samples.examples import MOST_HELDOUT, ExampleCount, Examples, LabelErrors
 from keyhole.samples.request import FITTED_PAIRS, NOISY_RATIO, Request, Shares
 from keyhole.samples.sharded.method import OpenExamples, open_examples
@@ -23,6 +23,8 @@ from keyhole.samples.six_phase.method import PHASE_EXAMPLES, PhaseSettings
 from keyhole.samples.varpro import INITS, MOST_HEADS, SEARCHES, Progress, VarproSettings
 from keyhole.shards.shard import NAMES
 
+# Rounding by more than this part of how outputs differ hides what attention does.
+RESOLVED = 0.3
 METHODS = ("varpro", "six-phase")
 
 
@@ -96,37 +98,31 @@ def learn(
         inputs, outputs, names, crew, wanted, _whole("seed", seed, 0), skip_bad=skip_bad, shared=shared
     ) as given:
         examples = given.examples
-        kind, details = noise, dict(given.details)
-        found = coarseness(examples.outputs, examples.eps) if noise is None else None
-        if found is not None:
-            kind = found.noise
-            if found.evidence:
-                details = details | {"noise_found": str(kind), "noise_evidence": found.evidence}
         if held is not None and held >= examples.count:
             raise UsageError(f"heldout={held} leaves nothing to learn from: there are {examples.count} examples")
         limit = check_seconds(max_seconds) or default_limit(given.count, examples.width, examples.outputs_per_token)
-        errors = LabelErrors.of(kind, examples)
-        request = Request(
-            examples=examples,
-            heads=count,
-            method=chosen,
-            seed=seed,
-            errors=errors,
-            settings=replace(settings, seconds=limit, tolerance=errors.tolerance),
-            heldout=held,
-            polish=bool(polish),
-            phases=phases or PhaseSettings(),
-            progress=progress,
-            limit=limit,
-            shares=None if given.source is None else Shares(given.source, given.count),
-            details=details,
-        )
-        result = request.carry_out()
-        if found is not None and found.evidence:
-            result = _with_assumption(result, f"outputs err as was found, not declared: {kind}")
-            if not result.certified:  # few digits may be a coincidence
-                exact = replace(request, errors=LabelErrors(0.0), details=dict(given.details)).carry_out()
-                result = exact if exact.certified else result
+
+        def carried_out(kind: Noise | str | float | None, evidence: str = "") -> Recovery:
+            errors = LabelErrors.of(kind, examples)
+            request = Request(
+                examples=examples,
+                heads=count,
+                method=chosen,
+                seed=seed,
+                errors=errors,
+                settings=replace(settings, seconds=limit, tolerance=errors.tolerance),
+                heldout=held,
+                polish=bool(polish),
+                phases=phases or PhaseSettings(),
+                progress=progress,
+                limit=limit,
+                shares=None if given.source is None else Shares(given.source, given.count),
+                details=given.details | ({"noise_found": str(kind), "noise_evidence": evidence} if evidence else {}),
+            )
+            result = request.carry_out()
+            return _with_assumption(result, f"outputs err as was found, not declared: {kind}") if evidence else result
+
+        result = carried_out(noise) if noise is not None else _as_found(examples, carried_out)
     if throw and not result.certified:
         raise RecoveryFailed(result)
     return result
@@ -148,6 +144,27 @@ def _opened(
         return open_examples(inputs, names, crew, wanted, seed, skip_bad=skip_bad, shared=shared)
     examples = Examples.of(inputs, outputs)
     return nullcontext(OpenExamples(examples, examples.count))
+
+
+def _as_found(examples: Examples, carried_out: Callable[..., Recovery]) -> Recovery:
+    """The result for outputs of which nothing is declared: exact, or rounded as their digits show."""
+    found = coarseness(examples.outputs, examples.eps)
+    if not found.evidence:
+        return carried_out(found.noise)
+    coarse = found.noise.radius > RESOLVED * float(np.std(examples.outputs))  # such as labels of ±1
+    # To the nearest, or cut, which the fit tells apart unless tokens hold a constant that half a unit may hide in.
+    hidden = examples.problem().shared.shape[1] > 0
+    kinds = [found.noise.as_found()] if hidden and not coarse else [found.noise]
+    if not hidden and not coarse:
+        kinds.append(found.noise.as_found())
+    results: list[Recovery] = []
+    for kind in dict.fromkeys(kinds):
+        results.append(carried_out(kind, found.evidence))
+        if results[-1].certified:
+            return results[-1]
+    exact = carried_out(Noise.exact())  # few digits may be a coincidence
+    explained = [result for result in results if result.outcome is Outcome.UNCERTIFIED]
+    return exact if exact.certified else (explained or results)[0]
 
 
 def _with_assumption(result: Recovery, assumption: str) -> Recovery:

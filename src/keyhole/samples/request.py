@@ -15,7 +15,7 @@ from keyhole.methods.arithmetic import ComputeLimit, as_ending
 from keyhole.recovery import Certificate, Outcome, Recovery, Stats
 from keyhole.samples import varpro
 from keyhole.samples.certificate import ENOUGH_REPEATS, Trust, Verdict, judge, judge_accuracy
-from keyhole.samples.diagnostics import PARITY_LIKE, diagnose, enough_for_low_orders, low_orders
+from keyhole.samples.diagnostics import PARITY_LIKE, diagnose, enough_for_low_orders, low_orders, two_values
 from keyhole.samples.evidence import Evidence, PointEvidence
 from keyhole.samples.examples import (
     GOOD_PAIRS,
@@ -31,7 +31,7 @@ from keyhole.samples.six_phase.method import PhaseSettings, six_phase
 from keyhole.samples.six_phase.rows import NoRows
 from keyhole.samples.source import ArraySource, Source
 from keyhole.samples.sums import SummedFit
-from keyhole.samples.variants import CAUSAL, faint_heads, is_causal, name_biases, nearly_even
+from keyhole.samples.variants import Trial, faint_heads, name_mask, name_variant, nearly_even
 from keyhole.samples.varpro import Progress, VarproFit, VarproSettings
 
 # Rounding errs alike where inputs are alike. In memory those count once; shards are not compared with each other.
@@ -311,20 +311,18 @@ class Request:
             raise _Ended(Outcome.UNCERTIFIED, faint)
         if self.heads != 1 and (even := nearly_even(found.train)) is not None:
             raise _Ended(Outcome.UNCERTIFIED, f"{even}: the fit leaves {fitted.point.relative:.1g} of them over")
-        if is_causal(found.train, noise):
-            raise _Ended(Outcome.WRONG_FAMILY, CAUSAL)
+        if (mask := name_mask(found.train, noise)) is not None:
+            raise _Ended(Outcome.WRONG_FAMILY, mask)
         left = float(np.sqrt(evidence.rss / found.freedom))
         expected = f"{noise:.2g}" if noise else "rounding"
         more = "" if self.heads is None else f" by {self.heads} head{'s' * (self.heads > 1)}"
         said = f"no start explains the examples{more}: {left:.2g} is left over where {expected} was expected; "
         said += self._failure(found)
-        known = name_biases(found.train, fitted.heads, noise, self.settings, self.seed)
-        if known is not None:
-            raise _Ended(Outcome.WRONG_FAMILY, f"{known} ({left:.2g} is left over by a layer without)")
+        trial = Trial(found.train, fitted.heads, noise, self.settings, self.seed)
+        if (known := name_variant(trial)) is not None:
+            raise _Ended(Outcome.WRONG_FAMILY, f"{known} (a plain layer leaves {left:.2g} over)")
         orders = self.details["first_order_r2"], self.details["low_order_r2"]
-        parity = enough_for_low_orders(found.train) and max(orders) < PARITY_LIKE
-        disagree = fitted.search.agreement <= max(1, len(fitted.search.traces) // 2)
-        if parity and disagree:
+        if two_values(found.train) and enough_for_low_orders(found.train) and max(orders) < PARITY_LIKE:
             raise _Ended(Outcome.PARITY_LIKE, f"parity-like: {self._failure(found)}; {HARD}")
         if not found.count.good:
             raise _Ended(Outcome.TOO_FEW_EXAMPLES, f"{said}; {found.count.sentence()}")

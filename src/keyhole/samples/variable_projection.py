@@ -35,6 +35,7 @@ class LayerProblem:
 
     inputs: Floats  # (n, k, d)
     outputs: Floats  # (n, k, d_out)
+    beside: Floats | None = None  # (n, k, some): a linear map of these is fitted beside the heads
 
     @property
     def rows(self) -> int:
@@ -116,10 +117,14 @@ class LayerProblem:
         weights = self.weights(scores)
         mixed = mixture(self.inputs, weights)
         some = self._independent(len(scores))
-        basis, triangle = orthonormal(mixed if some is None else mixed @ some)
+        columns = mixed if some is None else mixed @ some
+        count = columns.shape[1]
+        if self.beside is not None:
+            columns = np.hstack([columns, self.beside.reshape(self.rows, -1)])
+        basis, triangle = orthonormal(columns)
         inside = basis.T @ self.labels
         residual = self.labels - basis @ inside
-        stacked = _solve_triangle(triangle, inside)
+        stacked = _solve_triangle(triangle, inside)[:count]
         return LayerPoint(self, scores, weights, mixed, basis, stacked if some is None else some @ stacked, residual)
 
 

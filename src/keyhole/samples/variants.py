@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,14 @@ from keyhole.samples.varpro import VarproSettings
 
 # Numbers per parameter that examples must have more of before a layer with biases is tried, and starts of the trial.
 TRIED_RATIO, STARTS = 1.5, 3
+# Numbers per parameter that the trial is fitted to at most, and steps of its starts.
+ENOUGH_RATIO, STEPS = 6.0, 40
+# Outputs depend on places where a linear map for each explains this part of what one for all leaves over.
+PLACED = 0.1
+# Outputs lie on an ellipsoid but for this part.
+ON_ELLIPSOID = 1e-3
+# A map of tokens is a residual connection where it is the identity but for this part.
+NEARLY = 1e-3
 # Biases below this part of the outputs, or of the logits, are none.
 NO_BIAS = 1e-6
 # Heads whose logits are smaller than this are told apart by terms of their square alone; what a fit leaves over of
@@ -24,18 +32,25 @@ EVEN = 3e-3
 
 
 CAUSAL = (
-    "the first token's output is a map of that token alone, and the last one's is not: attention is causal, which "
-    "learn "
+    "the {0} token's output is a map of that token alone, and the {1} one's is not: attention is {2}, which learn "
     "does not know"
+)
+PLACES = (
+    "outputs depend on the places of tokens, as with a mask or a position encoding: a linear map for each place "
+    "explains {0:.0%} of what one for all places leaves over"
 )
 
 
-def is_causal(examples: Examples, noise: float) -> bool:
-    """Whether the first output is linear in the first token but the last not in the last: then it sees more."""
+def name_mask(examples: Examples, noise: float) -> str | None:
+    """A mask of causal attention, or of the reverse, in words: at one end the output is linear in its own token."""
     left = [_beyond_linear(examples.inputs[:, place], examples.outputs[:, place]) for place in (0, -1)]
     size = float(np.sqrt(np.mean(examples.outputs**2)))
     allowed = varpro.ROUNDING * examples.eps * size + 2 * noise
-    return examples.count > 2 * (examples.width + 1) and left[0] <= allowed < left[1] / 4
+    if examples.count <= 2 * (examples.width + 1):
+        return None
+    if left[0] <= allowed < left[1] / 4:
+        return CAUSAL.format("first", "last", "causal")
+    return CAUSAL.format("last", "first", "causal in reverse") if left[1] <= allowed < left[0] / 4 else None
 
 
 def _beyond_linear(tokens: Floats, outputs: Floats) -> float:  # (n, d), (n, d_out)
@@ -43,27 +58,132 @@ def _beyond_linear(tokens: Floats, outputs: Floats) -> float:  # (n, d), (n, d_o
     return float(np.sqrt(np.mean((outputs - features @ np.linalg.lstsq(features, outputs, rcond=None)[0]) ** 2)))
 
 
-def name_biases(examples: Examples, heads: int, noise: float, settings: VarproSettings, seed: int) -> str | None:
-    """What biases explain the examples, in words; None where none do.
+@dataclass(frozen=True)
+class Trial:
+    """Fits of a layer of so many heads to examples that were changed."""
+
+    examples: Examples
+    heads: int
+    noise: float
+    settings: VarproSettings
+    seed: int
+
+    def fit(self, tokens: Floats, *, residual: bool = False) -> LayerPoint | None:
+        """A fit of other tokens that explains the examples, or of them and a map of each token itself beside it."""
+        triangle = np.linalg.qr(tokens.reshape(-1, tokens.shape[2]), mode="r")
+        if np.linalg.matrix_rank(triangle) < tokens.shape[2]:  # they have their 1 already, as one-hot ones do
+            tokens = tokens[..., :-1]
+        if not residual and np.array_equal(tokens, self.examples.inputs):
+            return None
+        beside = _longer(self.examples.inputs, tokens[..., self.examples.width :]) if residual else None
+        changed = replace(self.examples, inputs=tokens, beside=beside)
+        count = varpro.count_of(changed, self.heads)
+        if count.once.ratio < TRIED_RATIO:
+            return None
+        changed = changed.some(slice(0, count.needed(ENOUGH_RATIO, 1.5)))
+        settings = replace(self.settings, restarts=STARTS, rank=None, init="random", jobs=1, steps=STEPS)
+        fitted = varpro.fit_layer(changed, self.heads, self.noise, settings, self.seed)
+        return fitted.point if fitted.solved else None
+
+
+def _longer(tokens: Floats, added: Floats) -> Floats:  # (n, k, d), (n, k, some) or what broadcasts to it
+    return np.concatenate([tokens, np.broadcast_to(added, (*tokens.shape[:2], added.shape[-1]))], axis=2)
+
+
+def name_variant(trial: Trial) -> str | None:
+    """The family of layers that explains the examples where this one does not; None where none is found."""
+    return _name_biases(trial) or _name_places(trial) or _name_norm(trial)
+
+
+def _name_places(trial: Trial) -> str | None:
+    """How outputs depend on the places of tokens, in words; None where nothing shows it."""
+    examples = trial.examples
+    part = _explained_by_places(examples)
+    said = PLACES.format(part) if part > PLACED else ""
+    begin = f"{said}. A" if said else "a"
+    tokens = _longer(examples.inputs, np.eye(examples.length))
+    if trial.fit(tokens) is not None:
+        return f"{begin} position encoding explains them: append the one-hot vector of its place to every token"
+    if part > 0 and (point := trial.fit(tokens, residual=True)) is not None:
+        return f"{begin} position encoding and {_residual(point)} explain them"
+    return said or None
+
+
+def _explained_by_places(examples: Examples) -> float:
+    """What linear maps for each place explain of what one for all leaves over, on the last third of the examples."""
+    n, k, d = examples.inputs.shape
+    train = (2 * n) // 3
+    if train < 2 * (k * d + 1):
+        return 0.0
+    flat = np.hstack([examples.inputs.reshape(n, -1), np.ones((n, 1))])
+    outputs = examples.outputs.reshape(n, -1)
+    own = flat @ np.linalg.lstsq(flat[:train], outputs[:train], rcond=None)[0]
+    mean = np.repeat(np.mean(examples.inputs, axis=1), k, axis=0)
+    features = np.hstack([mean, examples.inputs.reshape(n * k, d), np.ones((n * k, 1))])
+    labels = examples.outputs.reshape(n * k, -1)
+    common = (features @ np.linalg.lstsq(features[: train * k], labels[: train * k], rcond=None)[0]).reshape(n, -1)
+    left = [float(np.sum((outputs - each)[train:] ** 2)) for each in (own, common)]
+    return 1.0 - left[0] / max(left[1], float(np.finfo(float).tiny))
+
+
+def _name_norm(trial: Trial) -> str | None:
+    """Outputs that are normalised, or a layer of normalised tokens."""
+    examples = trial.examples
+    if _is_normalised(examples.outputs.reshape(-1, examples.outputs_per_token)):
+        return "the outputs of all tokens lie on one ellipsoid: they are normalised"
+    centred = examples.inputs - np.mean(examples.inputs, axis=2, keepdims=True)
+    for name, tokens in (("(x − mean)/deviation", centred), ("x/root mean square", examples.inputs)):
+        size = np.sqrt(np.mean(tokens**2, axis=2, keepdims=True))
+        if np.min(size) > 0.0:
+            point = trial.fit(_longer(tokens / size, np.ones(1))[..., 1 if tokens is centred else 0 :], residual=True)
+            if point is not None:
+                return f"a layer of normalised tokens, {name}, explains them, with {_residual(point)} beside it"
+    return None
+
+
+def _is_normalised(outputs: Floats) -> bool:
+    """Whether one ellipsoid along the axes holds all outputs: Σ aᵢ·fᵢ² + bᵢ·fᵢ is constant, all aᵢ of one sign."""
+    width = outputs.shape[1]
+    features = np.hstack([outputs**2, outputs, np.ones((len(outputs), 1))])
+    size = np.sqrt(np.mean(features**2, axis=0))
+    if width < 3 or len(outputs) < 2 * features.shape[1] or not np.all(size > 0):
+        return False
+    _, values, right = np.linalg.svd(features / size, full_matrices=False)
+    squares = right[values <= ON_ELLIPSOID * values[0]][:, :width].T
+    left, sizes, _ = np.linalg.svd(squares, full_matrices=False)
+    if np.sum(sizes > 0.1 * np.max(sizes, initial=0.0)) != 1:
+        return False
+    return bool(abs(np.sum(np.sign(left[:, 0]))) == width)
+
+
+def _residual(point: LayerPoint) -> str:
+    problem = point.problem
+    assert problem.beside is not None
+    beside, rest = problem.beside.reshape(problem.rows, -1), problem.labels - point.mixed @ point.stacked
+    added = np.linalg.lstsq(beside, rest, rcond=None)[0]
+    identity = np.eye(*added.shape)
+    if np.linalg.norm(added - identity) <= NEARLY * np.linalg.norm(identity):
+        return "a residual connection (learn outputs − inputs)"
+    if np.linalg.norm(added) <= NEARLY:
+        return "no residual"
+    return f"a linear map of each token itself, of norm {np.linalg.norm(added):.3g}, such as a residual,"
+
+
+def _name_biases(trial: Trial) -> str | None:
+    """What biases, or a residual, explain the examples, in words; None where none do.
 
     Biases are a layer over tokens with a 1 appended: weights add up to one, so that it carries an output bias.
     """
-    ones = np.ones((*examples.inputs.shape[:2], 1))
-    tokens = np.linalg.qr(np.concatenate([examples.inputs, ones], axis=2).reshape(-1, examples.width + 1), mode="r")
-    if np.linalg.matrix_rank(tokens) <= examples.width:  # tokens have their 1 already, as one-hot ones do
-        return None
-    longer = Examples(np.concatenate([examples.inputs, ones], axis=2), examples.outputs, examples.eps)
-    if varpro.count_of(longer, heads).once.ratio < TRIED_RATIO:
-        return None
-    fitted = varpro.fit_layer(
-        longer, heads, noise, replace(settings, restarts=STARTS, rank=None, init="random", jobs=1), seed
-    )
-    if not fitted.solved:
-        return None
+    examples, noise = trial.examples, trial.noise
+    longer = _longer(examples.inputs, np.ones(1))
+    point = trial.fit(longer)
+    if point is None:
+        beside = trial.fit(longer, residual=True)
+        return None if beside is None else f"a layer with {_residual(beside)} explains them"
     size = float(np.sqrt(np.mean(examples.outputs**2)))
-    bias = float(np.linalg.norm(np.sum(fitted.point.projections[:, -1], axis=0)))
-    keys = np.linalg.norm(fitted.point.scores[:, -1, :-1], axis=1)  # what every token adds to the logit of each key
-    scores = np.linalg.norm(fitted.point.scores[:, :-1, :-1], axis=(1, 2))
+    bias = float(np.linalg.norm(np.sum(point.projections[:, -1], axis=0)))
+    keys = np.linalg.norm(point.scores[:, -1, :-1], axis=1)  # what every token adds to the logit of each key
+    scores = np.linalg.norm(point.scores[:, :-1, :-1], axis=(1, 2))
     found = []
     if bias > NO_BIAS * size + 4 * noise:
         found.append(f"an output bias of norm {bias:.3g}")
