@@ -64,8 +64,9 @@ class LazyCommand(TyperCommand):
         try:
             return command.make_context(info_name, folded, parent, **extra)
         except Misuse as error:
-            if (unknown := getattr(error, "option_name", None)) and hasattr(error, "possibilities"):
-                error.possibilities = similar_options(unknown, [*own, *target_options(args)])  # keys of the target too
+            told = vars(error)
+            if "possibilities" in told:  # an option that there is not: keys of the target are options too
+                told["possibilities"] = similar_options(told["option_name"], [*own, *target_options(args)])
             raise
 
 
