@@ -8,8 +8,8 @@ RUN pip install --no-cache-dir --constraint constraints.txt --prefix /install '.
 
 FROM python:3.13-slim
 COPY --from=build /install /usr/local
-RUN useradd --create-home keyhole && mkdir /data && chown keyhole /data
-USER keyhole
+RUN useradd --create-home --uid 1000 keyhole && mkdir /data && chown keyhole /data
+USER 1000
 WORKDIR /data
 ENTRYPOINT ["keyhole"]
 CMD ["demo"]

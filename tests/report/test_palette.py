@@ -100,3 +100,15 @@ def test_there_is_one_mark() -> None:
     assert outline
     assert f'path("{outline[1]}")' in REPORT
     assert all(f"background: {colour}" in REPORT for colour in re.findall(r'fill="(#\w{6})"', mark))
+
+
+def test_report_page_and_site_have_one_type_scale() -> None:
+    """Sizes have names, which mean the same everywhere; conf.py reads them in the style of reports."""
+    scale, of_page = (dict(re.findall(r"--([a-z]+): ([\d.]+rem);", style)) for style in (REPORT, PAGE))
+    assert len(scale) == 6
+    assert scale == of_page
+    site = (Path(__file__).parents[2] / "docs/assets/site.css").read_text()
+    for style in (REPORT, PAGE, site):
+        used = re.findall(r"font-size: var\(--([a-z]+)\)", style)
+        assert used
+        assert set(used) <= set(scale)

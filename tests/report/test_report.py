@@ -512,7 +512,8 @@ def test_no_file_outside_the_folder_is_read(runs: Path, folder: Path) -> None:
     secret = folder.parent / "secret.safetensors"
     kh.SingleHead(np.full((6, 6), 7.0), np.ones(6)).save(secret)
     changed("run.json", files={"params": "../secret.safetensors"})(folder)
-    assert np.max(np.abs(read_report(folder).charts[0].matrix)) < 7  # type: ignore[attr-defined]
+    (score,) = (chart for chart in read_report(folder).charts if chart.name == "score")
+    assert np.max(np.abs(score.matrix)) < 7  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["single-head", "multi-head", "six-phase", "audit", "different", "diagnosis", "model"])
@@ -632,14 +633,22 @@ def asked(address: str, complaints: list[str]) -> None:
 
 
 def test_shares_and_multiples_are_written_as_people_write_them() -> None:
-    assert [percent(share) for share in (1.0, 0.996, 0.31, 0.026, 0.0003)] == [
+    assert [percent(share) for share in (1.0, 0.996, 0.31, 0.026, 0.0003, 9e-11, 0.0)] == [
         "100 %",
         "100 %",
         "31 %",
         "2.6 %",
         "0.03 %",
+        "less than 0.01 %",
+        "0 %",
     ]
-    assert [times(ratio) for ratio in (1.31, 130.2, 1204.0, 3e9)] == ["1.3 ×", "130 ×", "1,204 ×", "3e+09 ×"]
+    assert [times(ratio) for ratio in (1.31, 130.2, 1204.0, 3e9)] == [
+        "1.3 ×",
+        "130 ×",
+        "1,204 ×",
+        "more than 1,000,000 ×",
+    ]
+    assert "e-" not in of_error_bar(8.8e-11)
     assert [of_error_bar(ratio) for ratio in (0.5, 4.0, float("nan"))] == [
         "50 % of its error bar",
         "4 × its error bar",

@@ -13,7 +13,7 @@ from keyhole.journal import SCHEMA_VERSION
 from keyhole.live import Runs
 from keyhole.report.build import write_report
 from keyhole.runs.reader import SavedAudit, SavedDiagnosis, SavedModel, SavedRun, SavedVerdict, read_folder
-from keyhole.runs.store import FORMATS, RESERVATION, RUN, VERSION, reserve_folder
+from keyhole.runs.store import AUDIT, FORMATS, RESERVATION, RUN, VERSION, reserve_folder
 from support.commands import Run, one_line
 
 OLD = Path(__file__).parents[1] / "data" / "runs_of_0_1"  # written by the first version, pictures and reports left out
@@ -186,6 +186,17 @@ def test_an_interrupted_run_keeps_its_folder(run: Run) -> None:
 def test_a_damaged_record_can_be_made_again(run: Run, old: Path) -> None:
     (old / "run" / RUN).write_text("{")
     assert run("recover", SMALL, "--out", str(old / "run"), "-q")[0] == 0
+
+
+def test_a_damaged_record_of_another_command_is_not_written_over(run: Run, old: Path) -> None:
+    (old / "run" / RUN).write_text("{")
+    (old / "run" / AUDIT).write_text("{}")
+    before = content(old / "run")
+    code, _, err = run("audit", SMALL, "--out", str(old / "run"))
+    assert code == 2
+    assert f"damaged {RUN}" in err
+    assert "--force" in err
+    assert content(old / "run") == before
 
 
 def test_a_folder_that_was_not_used_is_left_empty(tmp_path: Path) -> None:

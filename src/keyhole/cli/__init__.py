@@ -11,7 +11,15 @@ from typing import Annotated, Any, NoReturn, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from keyhole.cli.options import DONE, INTERRUPTED, WRONG_USE, complain, fold_target_options
+from keyhole.cli.options import (
+    DONE,
+    INTERRUPTED,
+    WRONG_USE,
+    complain,
+    fold_target_options,
+    similar_options,
+    target_options,
+)
 from keyhole.errors import KeyholeError
 from keyhole.optional import KEYHOLE_VERSION
 
@@ -52,7 +60,14 @@ class LazyCommand(TyperCommand):
         inner.command(context_settings=HELP)(getattr(module, str(self.name)))
         command = typer.main.get_command(inner)
         own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-        return command.make_context(info_name, fold_target_options(args, own | set(HELP_NAMES)), parent, **extra)
+        folded = fold_target_options(args, own | set(HELP_NAMES))
+        try:
+            return command.make_context(info_name, folded, parent, **extra)
+        except Misuse as error:
+            told = vars(error)
+            if "possibilities" in told:  # an option that there is not: keys of the target are options too
+                told["possibilities"] = similar_options(told["option_name"], [*own, *target_options(args)])
+            raise
 
 
 class LazyGroup(TyperGroup):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ DONE, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 
 TARGET = "The box, named as for `keyhole recover`."
 TARGET_KINDS = ("demo", "onnx", "transformers", "http", "https", "http+json", "https+json")  # those that have keys
+SPELLING = "keyhole.targets.spelling"  # with all families: not needed to say what commands there are
 FLAGS = {"--no-proxy": ("proxy", "none")}  # options without a value, and the key of a target that each stands for
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -62,11 +64,9 @@ def fold_target_options(words: Sequence[str], own: Collection[str]) -> list[str]
     `demo:single-head --width 32 --rank 6` becomes `demo:single-head?width=32&rank=6`. Options that the command has of
     its `own` stay its own.
     """
-    places = [word for word in words if word.partition(":")[0] in TARGET_KINDS]
-    if not places or not any(word.startswith("--") for word in words):
+    if not any(word.startswith("--") for word in words) or not (keys := _keys_of_targets(words)):
         return list(words)
-    spelling = import_module("keyhole.targets.spelling")  # with all families: not needed to say what commands there are
-    keys = {place: spelling.keys_of(place) for place in places}
+    spelling = import_module(SPELLING)
     rest, taken = [], []
     remaining = iter(words)
     for word in remaining:
@@ -84,6 +84,24 @@ def fold_target_options(words: Sequence[str], own: Collection[str]) -> list[str]
         spelling.with_keys(word, [pair for pair in taken if pair[0] in keys[word]]) if word in keys else word
         for word in rest
     ]
+
+
+def target_options(words: Sequence[str]) -> list[str]:
+    """The options that the targets of a command line have."""
+    keys = {key for each in _keys_of_targets(words).values() for key in each}
+    return [f"--{key.replace('_', '-')}" for key in sorted(keys)]
+
+
+def similar_options(word: str, known: Sequence[str]) -> list[str]:
+    """What an unknown option may have been meant to be."""
+    return get_close_matches(word, sorted(set(known)), cutoff=0.7)
+
+
+def _keys_of_targets(words: Sequence[str]) -> dict[str, Collection[str]]:
+    """The keys of every target among some words."""
+    places = [word for word in words if word.partition(":")[0] in TARGET_KINDS]
+    spelling = import_module(SPELLING) if places else None
+    return {} if spelling is None else {place: spelling.keys_of(place) for place in places}
 
 
 def complain(text: str, code: int = WRONG_USE) -> int:

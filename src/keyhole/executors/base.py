@@ -108,6 +108,7 @@ def _dask_crew(address: str) -> Iterator[Crew]:
     """The workers of a Dask scheduler. It gives the pieces of workers that die to others."""
     distributed = extra("distributed", "dask", "a Dask cluster")
     try:
+        distributed.comm.resolve_address(address)  # a client of a text that is none would wait to be closed
         client = distributed.Client(address, timeout=PATIENCE, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
         raise UsageError(f"no Dask scheduler answers at {address!r} within {PATIENCE:g} s: {error}") from error

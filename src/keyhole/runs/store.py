@@ -103,6 +103,12 @@ def _check_owner(folder: Path, name: str, settings: Mapping[str, Any]) -> None:
             f"the folder {folder} has other files in it ({min(entries)}) and is no run folder: "
             "name another one with --out, or write into it with --force"
         )
+    foreign = sorted(records.keys() - {name, RESERVATION})
+    if foreign and not any(known for _, known in records.values()):
+        raise UsageError(
+            f"the folder {folder} has a damaged {foreign[0]}, which does not say what it is of: "
+            "name another one with --out, or overwrite it with --force"
+        )
     own = _identity(settings)
     for each, (record, other) in records.items():
         shared = own.keys() & other.keys() - MAY_DIFFER if record == name else set()

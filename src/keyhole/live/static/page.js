@@ -45,6 +45,9 @@ function figure(number, digits = 2) {
   const [front, exponent] = number.toExponential(digits - 1).split("e");
   return `${front.replace("-", "−")} × ${powerOfTen(Number(exponent))}`;
 }
+function typeset(text) {  // numbers in sentences, as `typeset` of reports writes them
+  return text.replace(/(?<![\w.=:])(\d(?:\.\d+)?)e([+-]\d{2,})(?!\w)/g, (_, front, exponent) => (Number(front) ? `${front} × ${powerOfTen(Number(exponent))}` : "0"));
+}
 function powerOfTen(exponent) { return `10${[...String(exponent)].map((mark) => (mark === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[mark])).join("")}`; }
 function middle(numbers) {
   const sorted = [...numbers].sort((one, other) => one - other), at = Math.floor(sorted.length / 2);
@@ -201,8 +204,8 @@ function showOutcome(tone) {
   say("outcome-name", ending ? `${words(ending.outcome).replace(/^./, (first) => first.toUpperCase())}:` : "No result:");
   const apart = run.ending?.distance;
   const truth = apart === null || apart === undefined ? "" : `; relative distance ${figure(apart)} from the parameters in the box`;
-  say("outcome-message", (ending ? ending.message + truth : run.message) + ".");
-  say("outcome-remedy", ending?.remedy ?? "");
+  say("outcome-message", typeset((ending ? ending.message + truth : run.message) + "."));
+  say("outcome-remedy", typeset(ending?.remedy ?? ""));
 }
 
 function showActions(active) {

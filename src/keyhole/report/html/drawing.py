@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.report.charts import Bars, Chart, Curves, HeatMap, Histogram, Plot, Series, TokenMap
+from keyhole.report.charts import Bars, Chart, Curves, HeatMap, Histogram, Plot, Series, TokenMap, short
 from keyhole.report.html.audit_curves import draw_into
 from keyhole.report.html.canvas import (
     FAINT,
@@ -101,8 +101,9 @@ def _heat_map(_: Any, axis: Any, chart: HeatMap) -> None:
     strip.imshow(np.linspace(chart.limit, -chart.limit, 64)[:, None], extent=ends, aspect="auto", **look)
     strip.set_xticks([])
     strip.yaxis.tick_right()
-    strip.tick_params(length=0, labelsize=8.5)
+    strip.tick_params(length=0)
     strip.locator_params(axis="y", nbins=5)
+    strip.yaxis.set_major_formatter(lambda place, _: short(place))
     for spine in (*axis.spines.values(), *strip.spines.values()):
         spine.set_linewidth(0.6)
 

@@ -82,8 +82,8 @@ def _in_words(result: Recovery, unit: str) -> Iterator[str]:
         if certificate.statement:
             yield f"{certificate.statement[0].upper()}{certificate.statement[1:]}."
     elif np.isfinite(ratio):
-        inside = f"at most {percent(ratio)} of" if ratio <= 1 else f"up to {times(ratio)}"
-        yield f"Not certified: {result.message}. Errors are {inside} the error bar."
+        inside = f"{percent(ratio)} of" if ratio <= 1 else times(ratio)
+        yield f"Not certified: {result.message}. Errors reach {inside} the error bar."
     else:
         yield f"Not certified: {result.message}."
 
