@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import keyhole as kh
+from benchmarks.fuzz.runner import run_on_dask
 from keyhole.audit import audit
 from keyhole.cli import main
 from keyhole.executors.base import Workers
@@ -46,6 +47,12 @@ def test_a_cluster_shares_what_can_be_shared(cluster: Any, tmp_path: Path, capsy
     with pytest.raises(SystemExit) as ended:
         main(["bench", "demo:single-head?width=4", "--runs", "2", "--dask", address, "-q"])
     assert ended.value.code == 0
+    with pytest.raises(SystemExit) as ended:
+        main(["learn", "demo:layer?d=4&k=4&m=1&n=300", "--heads", "1", "--restarts", "2", "--dask", address, "-q"])
+    assert ended.value.code == 0
+    for done in (2, 0):  # boxes that have a record are not run again
+        keys, file = [("head", 0), ("head", 1)], tmp_path / "boxes.jsonl"
+        assert run_on_dask(keys, file, lambda kind, seed: {"kind": kind, "seed": seed}, address, seconds=60.0) == done
     with distributed.Client(cluster) as client, Workers(executor=client.get_executor(pure=False)).open() as crew:
         assert crew.workers >= 1
         assert list(crew.map(abs, range(6))) == list(range(6))

@@ -38,7 +38,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("exam
 #   <!-- needs MODULE -->     run where the module is installed
 #   <!-- not run: REASON -->  not run
 BLOCK = re.compile(
-    r"^(?:<!-- (?P<note>[^\n]*?) -->\n+)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^(?:<!-- (?P<note>[^\n]*?) -->\n+)?```(?P<language>[\w{}-]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 LINK = re.compile(r"\]\((?P<to>[^()\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -46,7 +46,7 @@ OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 PORT = "127.0.0.1:8000"
 RUNNABLE = {"python", "console", "sh", "bash"}
-DATA = {"", "text", "json", "yaml", "toml"}  # what a block may hold that is no code
+DATA = {"", "text", "json", "yaml", "toml", "{eval-rst}"}  # what a block may hold that is no code
 MOST_NOT_RUN = 2  # torch.onnx.export and MiniLM's weights, for packages that only benchmarks have
 
 # Folders beside the project, and the places where machines of developers keep it.

@@ -50,7 +50,7 @@ LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 
 # Never imported before they are needed; the last two are no dependency of the core at all.
 LAZY = ("torch", "matplotlib", "jinja2", "cupy", "onnxruntime", "httpx", "orjson", "fastapi", "uvicorn", "transformers")
-LAZY += ("distributed", "pyarrow", "zarr")
+LAZY += ("pycurl", "distributed", "pyarrow", "zarr")
 
 PUBLIC = [
     "AttentionLayer",
@@ -326,7 +326,7 @@ def test_the_public_names_are_those_of_the_design_so_far() -> None:
 
 def test_errors_are_drawn_in_their_docstring() -> None:
     """The tree of exceptions shows every one of them, and nothing that does not exist."""
-    tree = (keyhole.errors.__doc__ or "").partition("```text\n")[2].partition("```")[0]
+    tree = (keyhole.errors.__doc__ or "").partition("::\n\n")[2]
     classes = {
         name
         for name, value in vars(keyhole.errors).items()

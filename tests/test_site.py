@@ -5,17 +5,21 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import summaries
 from keyhole.methods import METHODS
+from support.browsers import ARGUMENTS, chromium
 
 ROOT = Path(__file__).parents[1]
 LONGEST_README = 150  # lines
@@ -68,25 +72,61 @@ class Loads(HTMLParser):
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("mkdocs")
+    """The site as `make docs` builds it, in a folder of its own."""
+    pytest.importorskip("sphinx")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-W", "error", "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    # Not --quiet: warnings that are not shown are not counted. The variable silences a banner about MkDocs 2.
-    surroundings = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")}
+    recipe = re.search(r"^\t\$\(BIN\)/sphinx-build (.+) -d \S+ \. site$", text_of(ROOT / "Makefile"), re.MULTILINE)
+    assert recipe
+    places = ["-d", str(folder / "doctrees"), ".", str(folder / "site")]
+    command = [sys.executable, "-m", "sphinx", *shlex.split(recipe[1]), *places]
+    surroundings = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, cwd=ROOT, env=surroundings, capture_output=True, text=True, check=False)
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
-    expected = r"INFO +-  (Cleaning site|Building documentation|Documentation built)"
-    assert not [line for line in said.splitlines() if line.strip() and not re.match(expected, line)], said
-    return folder
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stdout + done.stderr
+    return folder / "site"
 
 
 def test_the_site_has_every_page(site: Path) -> None:
-    pages = {page.relative_to(DOCS).with_suffix(".html") for page in DOCS.rglob("*.md")}
-    pages |= {Path(f"{name}.html") for name in ("readme", "contributing", "changelog", "examples")}
-    pages |= {Path("results", f"{path.stem}.html") for path in ROOT.glob("benchmarks/results/*.md")}
-    missing = sorted(str(page) for page in pages if not (site / page).is_file())
+    pages = [
+        *ROOT.glob("*.md"),
+        *DOCS.rglob("*.md"),
+        *ROOT.glob("examples/*.md"),
+        *ROOT.glob("benchmarks/results/*.md"),
+    ]
+    missing = [page.name for page in pages if not (site / page.relative_to(ROOT)).with_suffix(".html").is_file()]
     assert not missing
+
+
+def test_the_first_page_leads_to_the_home_page(site: Path) -> None:
+    to = re.search(r'url=([^"]+)"', text_of(site / "index.html"))
+    assert to
+    assert "<h1>Keyhole<" in text_of(site / to[1])
+
+
+def test_a_page_that_is_broken_fails_the_build(tmp_path: Path) -> None:
+    """Each kind of mistake is one warning, and a warning is an error: else nobody would hear of them."""
+    pytest.importorskip("sphinx")
+    (tmp_path / "docs" / "assets").mkdir(parents=True)
+    for name in ("conf.py", "navigation.txt", "assets/site.css", "assets/index.html"):
+        shutil.copy(DOCS / name, tmp_path / "docs" / name)
+    shutil.copytree(ROOT / "src" / "keyhole" / "report" / "templates", tmp_path / "src/keyhole/report/templates")
+    shutil.copytree(ROOT / "src" / "keyhole" / "live" / "static", tmp_path / "src/keyhole/live/static")
+    (tmp_path / "docs" / "navigation.txt").write_text("")
+    wrong = {
+        "cross-reference target not found: 'missing.md'": "[a page](missing.md)",
+        "local id not found": "[an anchor](alone.md#missing)",
+        "cross-reference target not found: '../missing.py'": "[a file](../missing.py)",
+        "image file not readable": "![a picture](missing.svg)",
+        "failed to import 'Missing'": "```{eval-rst}\n.. autoclass:: keyhole.Missing\n```",
+        "document isn't included in any toctree": "",
+    }
+    (tmp_path / "docs" / "index.md").write_text("\n\n".join(["# Home", *wrong.values()]))
+    (tmp_path / "docs" / "alone.md").write_text("# Alone")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", ".", "site"]
+    surroundings = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, cwd=tmp_path, env=surroundings, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert not [each for each in wrong if each not in done.stderr], done.stderr
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
@@ -95,43 +135,57 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         loads = Loads()
         loads.feed(page.read_text(encoding="utf-8"))
-        assert loads.found
         elsewhere |= {each for each in loads.found if re.match(r"(https?:)?//", each)}
-        if page.name != "404.html":  # which is for servers
-            here = [each.partition("?")[0].partition("#")[0] for each in loads.found if ":" not in each]
-            assert all((page.parent / each).exists() for each in here), page
+        here = [each.partition("?")[0].partition("#")[0] for each in loads.found if ":" not in each]
+        assert all((page.parent / each).exists() for each in here), page
     for style in site.rglob("*.css"):
         elsewhere |= set(re.findall(r"url\([\"']?((?:https?:)?//[^)\"']+)", style.read_text(encoding="utf-8")))
     assert not elsewhere
 
 
-def test_search_works_from_disk(site: Path) -> None:
-    """In a browser, without a server: the page asks nobody, complains of nothing, and finds what it is asked for."""
-    browsers = pytest.importorskip("playwright.sync_api")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("chromium is not installed")
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=chromium(), args=ARGUMENTS)
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+@pytest.fixture
+def tab(browser: Any) -> Iterator[Any]:
+    """A page that asks nobody and complains of nothing."""
+    page = browser.new_page()
     said: list[str] = []
-    with (
-        browsers.sync_playwright() as play,
-        play.chromium.launch(executable_path=chromium, args=["--no-sandbox"]) as browser,
-    ):
-        page = browser.new_page()
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: said.append(request.url) if request.url.startswith("http") else None)
-        page.goto((site / "methods" / "learn.html").as_uri())
-        page.click(".md-search__input")
-        page.get_by_text("Type to start searching").wait_for(timeout=15_000)
-        page.keyboard.type("counting bound")
-        page.get_by_text("matching documents").wait_for(timeout=15_000)
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: said.append(request.url) if request.url.startswith("http") else None)
+    yield page
+    page.close()
     assert not said
+
+
+def test_search_works_from_disk(site: Path, tab: Any) -> None:
+    tab.goto((site / "docs" / "methods" / "learn.html").as_uri())
+    tab.fill("input[name=q]", "counting bound")
+    tab.keyboard.press("Enter")
+    tab.get_by_text("Search finished").wait_for(timeout=15_000)
+    assert tab.locator("#search-results a[href$='methods/single-head.html#the-counting-bound']").count()
+
+
+def test_formulas_are_typeset_from_disk(site: Path, tab: Any) -> None:
+    tab.goto((site / "docs" / "methods" / "single-head.html").as_uri())
+    tab.locator("mjx-container svg").first.wait_for(timeout=15_000)
+    assert tab.locator("mjx-container").count() == tab.locator(".math").count() >= 5
+    assert not tab.locator("mjx-merror, [data-mml-node=merror]").count()
 
 
 def test_the_reference_has_what_is_public(site: Path) -> None:
     import keyhole  # noqa: PLC0415
 
-    shown = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").glob("*.html"))
+    shown = "".join(page.read_text(encoding="utf-8") for page in (site / "docs" / "reference").glob("*.html"))
     ids = set(re.findall(r'id="keyhole\.([\w.]+)"', shown))
     names = {each.rpartition(".")[2] for each in ids}
     assert not set(keyhole.__all__) - names

@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks.fuzz.boxes import Box, Kind
 from benchmarks.fuzz.careless import CARELESS, MUST
+from benchmarks.fuzz.corners import CORNERS, NEAR_MEMBERS
 from benchmarks.fuzz.foreign import FOREIGN
 from benchmarks.fuzz.judge import Found, Verdict, judge
 from benchmarks.fuzz.maps import params_of
@@ -20,7 +21,18 @@ from benchmarks.fuzz.noisy import NOISY
 from benchmarks.fuzz.rounding import ROUNDING
 from benchmarks.fuzz.unusual import CHANGED, UNUSUAL
 
-KINDS: dict[str, Kind] = {**MEMBERS, **UNUSUAL, **NOISY, **ROUNDING, **FOREIGN, **CHANGED, **CARELESS, **MUST}
+KINDS: dict[str, Kind] = {
+    **MEMBERS,
+    **UNUSUAL,
+    **CORNERS,
+    **NOISY,
+    **ROUNDING,
+    **FOREIGN,
+    **NEAR_MEMBERS,
+    **CHANGED,
+    **CARELESS,
+    **MUST,
+}
 
 Record = dict[str, Any]  # as JSON has it
 

@@ -175,15 +175,17 @@ def _random(rng: Random, box: Box) -> Callable[[Floats], object]:
     return lambda tokens: own.standard_normal(np.shape(box(tokens)))
 
 
-@careless(CARELESS, "dropout")
-def _dropout(rng: Random, box: Box) -> Callable[[Floats], object]:
-    own, share = np.random.default_rng(rng.integers(2**62)), decades(rng, -2, -0.5)
+@CARELESS.kind("careless", "dropout")
+def _dropout(rng: Random) -> Box:
+    """What is judged is what it answers, for which entries are dropped anew: nothing else is its function."""
+    box, share = _draw(rng), decades(rng, -2, -0.5)
+    own = np.random.default_rng(rng.integers(2**62))
 
-    def answer(tokens: Floats) -> object:
+    def truth(tokens: Floats) -> Floats:
         kept = own.random(tokens.shape) > share
-        return box(tokens * kept / (1 - share))
+        return box.truth(tokens * kept / (1 - share))
 
-    return answer
+    return replace(box, truth=truth)
 
 
 @careless(CARELESS, "drifts")

@@ -442,6 +442,8 @@ def draw_layer_box(rng: Random, **options: bool | str | int) -> Box:
         limit = "smooth nets behind attention need a learner of their own"
     elif len(layer.heads) > 1 and layer.width < 3:
         limit = "several heads of one or two dimensions"
+    elif len(layer.heads) > 1 and layer.net.inner.shape[1] == 1:
+        limit = "parallel kinks behind several heads"
     elif not np.any(layer.net.inner_bias) and layer.net.inner.shape[1] <= 2:
         limit = "all kinks in one point of two dimensions"
     scalar = len(layer.net.outer) == 1 and bool(rng.integers(4))

@@ -18,10 +18,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count, islice
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
+
+from keyhole.executors.base import Workers
 
 Key = tuple[str, int]  # kind and seed
 Record = dict[str, Any]
@@ -152,6 +155,28 @@ def run(
             for worker in workers:
                 worker.stop()
     return done
+
+
+def run_on_dask(keys: Iterable[Key], path: Path, attempt: Attempt, address: str, *, seconds: float) -> int:
+    """The same on the workers of a Dask cluster, which have to have this repository.
+
+    Nobody kills a process there: a box takes as long as it takes, and recoveries limit their own arithmetic.
+    """
+    end, done = time.monotonic() + seconds, 0
+    with record_file(path) as file, Workers(dask=address).open() as crew:
+        known = {(record["kind"], record["seed"]) for record in read_records(path)}
+        waiting = [key for key in dict.fromkeys(keys) if key not in known]
+        for _, record in crew.results(partial(_attempt, attempt), waiting, ordered=False):
+            file.write(json.dumps(record).encode() + b"\n")
+            file.flush()
+            done += 1
+            if time.monotonic() > end:
+                break
+    return done
+
+
+def _attempt(attempt: Attempt, key: Key) -> Record:
+    return attempt(*key)
 
 
 def _next(worker: Worker, waiting: Iterator[Key], limit: float) -> None:

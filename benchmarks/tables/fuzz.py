@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.fuzz.attempts import KINDS, attempt
 from benchmarks.fuzz.judge import BAD, VERDICTS
-from benchmarks.fuzz.runner import Record, read_records, run, schedule
+from benchmarks.fuzz.runner import Record, read_records, run, run_on_dask, schedule
 from benchmarks.support.rows import markdown
 
 FILE = Path(__file__).parents[1] / ".rows" / "fuzz.jsonl"
@@ -20,6 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this table."""
     parser.add_argument("--boxes", type=int, default=len(KINDS), help="boxes in all, kinds in turn (default: one each)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--dask", metavar="ADDRESS", help="the Dask scheduler whose workers share the boxes")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="time for the whole run")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one box; more is a hang")
     parser.add_argument(
@@ -52,7 +53,10 @@ def table(arguments: argparse.Namespace) -> str:
     if arguments.list:
         return "\n".join(names)
     keys = schedule({name: KINDS[name].every for name in names}, arguments.seed, arguments.boxes)
-    run(keys, arguments.out, attempt, jobs=arguments.jobs, limit=arguments.limit, seconds=arguments.seconds)
+    if arguments.dask is not None:
+        run_on_dask(keys, arguments.out, attempt, arguments.dask, seconds=arguments.seconds)
+    else:
+        run(keys, arguments.out, attempt, jobs=arguments.jobs, limit=arguments.limit, seconds=arguments.seconds)
     records = [record for record in read_records(arguments.out) if record["kind"] in names]
     return summary(records)
 

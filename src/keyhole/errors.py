@@ -1,33 +1,33 @@
 """Everything Keyhole raises.
 
-```text
-KeyholeError
-├── UsageError (ValueError)     an argument that cannot be meant: names it and the values that can
-├── FileError                   a parameter file that is missing, damaged, foreign or from a newer version
-├── JournalError                a journal that is broken, in use, or belongs to another oracle
-├── OracleError                 the oracle misbehaved
-│   ├── OracleRaised            it raised an exception (chained as the cause)
-│   │   └── OutOfMemory         a batch did not fit into memory, however small
-│   ├── WrongShape              it answered with a shape or type that does not fit the query
-│   ├── NonFiniteAnswer         it answered nan or inf
-│   └── ServerError             a server could not be asked, or did not answer as its protocol says
-│       ├── ServerUnreachable   no connection: wrong host or port, nobody listening, or a proxy in the way
-│       ├── ServerUntrusted     no secure connection: its certificate was not accepted, or it speaks no TLS
-│       ├── ConnectionLost      the connection ended before the answer did
-│       ├── ServerTimeout       no answer in time
-│       ├── ServerBusy          it asks to wait (429, 503) for longer than allowed, or is not ready
-│       ├── AccessDenied        it wants other credentials (401, 403)
-│       ├── UnknownModel        it has no such model
-│       ├── QuestionRefused     it says that the query is wrong (other 4xx)
-│       ├── ServerFailed        it says that it failed (5xx)
-│       └── BadAnswer           no answer of the protocol: no JSON, cut short, or that of another query
-├── BudgetExhausted             the next query would exceed the budget
-├── WorkerError                 workers that share the work died, hang, were lost or lack something
-├── ComputeError                the arithmetic between two queries ended without a result
-│   ├── NumericalError          it failed: a singular matrix, a division by zero, an overflow, nan or inf
-│   └── TimeExhausted           it took longer than allowed
-└── RecoveryFailed              a recovery ended without a certificate; `.result` holds what was found
-```
+::
+
+    KeyholeError
+    ├── UsageError (ValueError)     an argument that cannot be meant: names it and the values that can
+    ├── FileError                   a parameter file that is missing, damaged, foreign or from a newer version
+    ├── JournalError                a journal that is broken, in use, or belongs to another oracle
+    ├── OracleError                 the oracle misbehaved
+    │   ├── OracleRaised            it raised an exception (chained as the cause)
+    │   │   └── OutOfMemory         a batch did not fit into memory, however small
+    │   ├── WrongShape              it answered with a shape or type that does not fit the query
+    │   ├── NonFiniteAnswer         it answered nan or inf
+    │   └── ServerError             a server could not be asked, or did not answer as its protocol says
+    │       ├── ServerUnreachable   no connection: wrong host or port, nobody listening, or a proxy in the way
+    │       ├── ServerUntrusted     no secure connection: its certificate was not accepted, or it speaks no TLS
+    │       ├── ConnectionLost      the connection ended before the answer did
+    │       ├── ServerTimeout       no answer in time
+    │       ├── ServerBusy          it asks to wait (429, 503) for longer than allowed, or is not ready
+    │       ├── AccessDenied        it wants other credentials (401, 403)
+    │       ├── UnknownModel        it has no such model
+    │       ├── QuestionRefused     it says that the query is wrong (other 4xx)
+    │       ├── ServerFailed        it says that it failed (5xx)
+    │       └── BadAnswer           no answer of the protocol: no JSON, cut short, or that of another query
+    ├── BudgetExhausted             the next query would exceed the budget
+    ├── WorkerError                 workers that share the work died, hang, were lost or lack something
+    ├── ComputeError                the arithmetic between two queries ended without a result
+    │   ├── NumericalError          it failed: a singular matrix, a division by zero, an overflow, nan or inf
+    │   └── TimeExhausted           it took longer than allowed
+    └── RecoveryFailed              a recovery ended without a certificate; `.result` holds what was found
 """
 
 from __future__ import annotations

@@ -9,13 +9,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.errors import ComputeError, RecoveryFailed, UsageError
 from keyhole.executors.base import Workers
+from keyhole.families import Family, FormHead, Labels, MultiHead, OneLayer, ReluNet, Residual, SingleHead
 from keyhole.journal import Journal
 from keyhole.methods import Attempt, Task, Unrecoverable, ending, recovery_steps, stream
 from keyhole.methods.diagnosis.diagnose import Diagnosis
@@ -30,6 +31,72 @@ from keyhole.session import Session, box_of, open_lanes
 
 # So many inputs of a domain are looked at before anything is asked.
 DOMAIN_LOOK = 64
+
+
+# What a method that is named returns; what all take is told by the last of these.
+
+
+@overload
+def recover(
+    oracle: Any,
+    method: Literal["single-head", "low-rank", "sensing", "robust", "alphabet"],
+    *given: Any,
+    **options: Any,
+) -> Recovery[SingleHead]: ...
+
+
+@overload
+def recover(oracle: Any, method: Literal["multi-head"], *given: Any, **options: Any) -> Recovery[MultiHead]: ...
+
+
+@overload
+def recover(oracle: Any, method: Literal["relu-net"], *given: Any, **options: Any) -> Recovery[ReluNet]: ...
+
+
+@overload
+def recover(oracle: Any, method: Literal["one-layer"], *given: Any, **options: Any) -> Recovery[OneLayer]: ...
+
+
+@overload
+def recover(oracle: Any, method: Literal["residual"], *given: Any, **options: Any) -> Recovery[Residual]: ...
+
+
+@overload
+def recover(oracle: Any, method: Literal["labels"], *given: Any, **options: Any) -> Recovery[Labels]: ...
+
+
+@overload
+def recover(
+    oracle: Any,
+    method: Literal["parts"],
+    *given: Any,
+    **options: Any,
+) -> Recovery[SingleHead | FormHead | MultiHead]: ...
+
+
+@overload
+def recover(
+    oracle: Any,
+    method: str = "auto",
+    budget: int | None = None,
+    journal: str | PathLike[str] | None = None,
+    seed: int = 0,
+    throw: bool = True,
+    *,
+    width: int | None = None,
+    noise: Noise | str | None = None,
+    max_norm: float | None = None,
+    heldout: int | None = None,
+    domain: Sampler | Sequence[Array] | None = None,
+    max_seconds: float | None = None,
+    concurrency: int | None = None,
+    workers: int = 1,
+    dask: str | None = None,
+    executor: Executor | None = None,
+    progress: bool | None = None,
+    observer: Observer | None = None,
+    **options: Any,
+) -> Recovery[Family]: ...
 
 
 def recover(
@@ -53,7 +120,7 @@ def recover(
     progress: bool | None = None,
     observer: Observer | None = None,
     **options: Any,
-) -> Recovery:
+) -> Recovery[Any]:
     """Recover what is inside an oracle and certify it with held-out queries.
 
     `oracle` is an oracle, or anything that one can be made of: a PyTorch module, a function of batches of tokens with

@@ -171,7 +171,7 @@ class Stats:
     seconds: float = 0.0
     oracle_seconds: float = 0.0
     stages: Mapping[str, int] = field(default_factory=dict)  # queries per stage, held-out ones apart
-    details: Mapping[str, Any] = field(default_factory=dict)  # what the method found out on its way
+    details: Mapping[str, Any] = field(default_factory=dict, repr=False)  # what the method found out on its way
 
     @property
     def ratio(self) -> float:

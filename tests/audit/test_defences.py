@@ -27,6 +27,7 @@ SMALL = "demo:single-head?width=4"
         ("bfloat16", Defence(dtype="bfloat16"), "bfloat16"),
         ("clip:2 + float32", Defence(clip=2.0, dtype="float32"), "float32+clip:2"),
         ("clip:1e300", Defence(clip=1e300), "clip:1e300"),
+        ("clip:1+project:4", Defence(clip=1.0, directions=4), "clip:1+project:4"),
         ("budget:5000+clip:1+round:2+noise:3", Defence(1.0, 3.0, None, 2, 5000), "noise:3+round:2+clip:1+budget:5000"),
     ],
 )
@@ -49,6 +50,7 @@ def test_defences_are_read_and_written(text: str, defence: Defence, same: str) -
         ("noise:nan", "for example noise:1e-3"),
         ("clip:0", "for example clip:1"),
         ("budget:0", "for example budget:5000"),
+        ("project:0", "for example project:4"),
         ("float64", "possible: none"),
         ("float32:3", "possible: none"),
         ("none+clip:1", "possible: none"),

@@ -66,6 +66,11 @@ def made(**cells: tuple[int, float, float]) -> Audit:
         ),
         ({"clip_1": (800, 0.9, 0.1)}, "Clipping tokens to norm 1 withstood this attack for 800 queries"),
         ({"round_3": (110, 1e-9, 0), "clip_1": (800, 0.9, 0.8)}, "1 of 2 defences fail to protect this box; clipping"),
+        (
+            {"round_3": (110, 1e-9, 0), "budget_50": (50, 0.9, 0.8)},
+            "1 of 2 defences fail to protect this box; allowing 50 queries holds for 50 queries (answers off by "
+            "1 % for honest users); as it is the box falls after 100 queries",
+        ),
     ],
 )
 def test_the_verdict_follows_from_the_cells(others: dict[str, tuple[int, float, float]], said: str) -> None:
@@ -174,6 +179,35 @@ def test_clients_with_unusual_queries_are_blocked_and_honest_ones_are_not(rng: R
 def test_defences_that_are_known_are_undone(text: str) -> None:
     found = audit("demo:single-head?width=6", [text], [16])
     assert protections(found)[1].falls
+
+
+def test_of_projected_tokens_nobody_learns_what_was_left_out() -> None:
+    found = audit("demo:single-head?width=6", ["project:4"], [4])
+    (bare, kept), (cell,) = protections(found), found.of("project:4")
+    assert bare.falls
+    assert not kept.falls
+    assert kept.is_near_floor  # exactly what is left is found
+    assert cell.error == pytest.approx(cell.floor, rel=1e-9)
+    assert 0.3 < cell.cost < 1.5
+    with pytest.raises(UsageError, match="fewer directions"):
+        audit("demo:single-head?width=6", ["project:6"], [4])
+
+
+def test_decimals_are_found_again_behind_float32_where_tokens_are_short() -> None:
+    found = audit("demo:single-head?width=6&decimals=4", ["float32+clip:1"], [8])
+    assert protections(found)[1].falls
+
+
+def test_an_alphabet_is_audited_with_its_own_tokens() -> None:
+    letters = "demo:single-head?width=4&alphabet=9"
+    found = audit(letters, None, [2])
+    assert protections(found)[0].falls
+    assert {"round:3", "bfloat16", "reverse-sigmoid:1"} < set(found.defences)
+    for text in ("clip:1", "project:2", "user-noise:0.1", "labels"):
+        with pytest.raises(UsageError, match="alphabet only"):
+            audit(letters, [text], [2])
+    with pytest.raises(UsageError, match="measured"):
+        audit(f"{letters}&decimals=4", ["bfloat16"], [2])
 
 
 def test_no_more_labels_are_told_than_there_are_outputs() -> None:

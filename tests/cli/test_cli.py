@@ -368,6 +368,14 @@ def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+def test_a_terminal_that_has_no_such_letters_gets_question_marks(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "keyhole", "recover", SMALL]
+    plain = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = subprocess.run(command, capture_output=True, check=True, cwd=tmp_path, env=plain)
+    assert done.stderr == b""
+    assert b" ?)" in done.stdout  # queries over the fewest possible, ×
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -518,6 +526,18 @@ def test_bench_prints_the_whole_table(run: Run, monkeypatch: pytest.MonkeyPatch)
     assert run("bench", "demo:single-head?width=3", "--gpu", "--runs", "1")[0] in (0, 2)  # wrong use without a GPU
 
 
+def test_bench_prints_a_table_of_the_repository_in_a_clone_of_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("bench", "mine")[0] == 2  # no such table: nor is it a target
+    tables = tmp_path / "benchmarks" / "tables"
+    tables.mkdir(parents=True)
+    (tables / "mine.py").touch()
+    (tables.parent / "__main__.py").write_text("import sys\nsys.exit(7 if sys.argv[1:] == ['mine'] else 1)\n")
+    assert run("bench", "mine")[0] == 7
+
+
 def test_bench_says_where_a_box_was_not_recovered(run: Run) -> None:
     code, said, _ = run("bench", "demo:single-head?width=4&max_norm=1&noise=10", "--runs", "1", "--json")
     (row,) = json.loads(said)["benchmarks"]
@@ -587,6 +607,8 @@ def test_options_of_a_target_are_folded_into_its_text() -> None:
     assert fold("transformers:P#layer=1 --part layer --seed 2") == "transformers:P#layer=1&part=layer --seed 2"
     assert fold("onnx:m.onnx --output hidden") == "onnx:m.onnx#output=hidden"
     assert fold("http://h/v2/models/m p.safetensors --timeout 3") == "http://h/v2/models/m#timeout=3 p.safetensors"
+    assert fold("http+json://h/e --no-proxy --width 3") == "http+json://h/e#proxy=none&width=3"
+    assert fold("demo:layer --no-proxy") == "demo:layer --no-proxy"
     assert fold("demo:layer --d 4 --k=2 --noise exact") == "demo:layer?d=4&k=2 --noise exact"
     assert fold("file:p.safetensors --width 3") == "file:p.safetensors --width 3"
     assert fold("demo:single-head -- --width 3") == "demo:single-head -- --width 3"

@@ -65,9 +65,9 @@ def test_sketches_of_a_mistaken_family_are_discarded() -> None:
         result = kh.recover(kh.FunctionOracle(both, width=5), observer=looking)
         assert result.method == "multi-head"
         assert looking.discards == mistakes
-        assert list(looking.seen[-1].matrices) == ["score of head 1", "score of head 2"]
+        assert list(looking.seen[-1].matrices) == ["score of head 0", "score of head 1"]
     early = [sketch.matrices for sketch in looking.seen if 0.5 < sketch.known < 1][-1]
-    for found in (early["score of head 1"], early["score of head 2"]):  # on a hyperplane of its last tokens
+    for found in (early["score of head 0"], early["score of head 1"]):  # on a hyperplane of its last tokens
         rests = [np.linalg.svdvals(found - head.score) for head in heads]
         assert min(rest[1] for rest in rests) < 1e-6
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from keyhole.live import LiveServer, Runs
+from keyhole.runs.store import ATTENTION
+from keyhole.sentence.token_weights import TokenWeights, save_weights
 from support.browsers import ARGUMENTS, ARTEFACTS, chromium
-from support.live import BOX, PATIENCE, QUICK, SLOW, command, hurry, serving, start, until
+from support.live import BOX, PATIENCE, QUICK, SLOW, client, command, hurry, serving, start, until
 
 
 def test_a_browser_that_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,10 +281,10 @@ def test_many_heads_are_a_grid_with_one_of_them_large(tabs: Callable[..., Tab], 
     small = tab.page.locator("#pictures button.small")
     expect(small).to_have_count(6)
     large = tab.page.locator("#pictures figcaption")
-    expect(large).to_contain_text("score of head 1")
+    expect(large).to_contain_text("score of head 0")
     small.nth(3).focus()
     tab.page.keyboard.press("Enter")
-    expect(large).to_contain_text("score of head 4")
+    expect(large).to_contain_text("score of head 3")
     expect(small.nth(3)).to_be_focused()
     expect(small.nth(3)).to_have_attribute("aria-pressed", "true")
     tab.picture("heads")
@@ -288,6 +292,33 @@ def test_many_heads_are_a_grid_with_one_of_them_large(tabs: Callable[..., Tab], 
     expect(phone.page.locator("#pictures button.small")).to_have_count(6)
     assert wide(phone.page) <= 360
     phone.picture("phone-heads-dark")
+
+
+def test_what_heads_attend_to_is_shown_beside_the_model(browser: Browser, finished: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "runs" / finished.name
+    shutil.copytree(finished, copy)
+    words = ("[CLS]", "the", "<key>", "turns")
+    found = np.stack([np.full((4, 4), 0.25), 0.1 * np.ones((4, 4)) + 0.6 * np.eye(4)[::-1]])
+    save_weights(copy / ATTENTION, "the key turns", {"layer": TokenWeights(words, found, found - 1e-4)})
+    with serving(tmp_path / "runs") as server, client(server) as asked:
+        tab = Tab(browser, f"{server.address}/#run={finished.name}")
+        expect(tab.page.locator("#attention-note")).to_contain_text("“the key turns” as the heads see it")
+        assert "further than 1.0 × 10⁻⁴ from the attention that the model" in tab.text("attention-note")
+        large = tab.page.locator("#attention-large figure")
+        assert large.locator("figcaption").all_inner_texts() == ["Head 1, recovered", "Head 1, of the model"]
+        assert large.first.locator("rect title").nth(3).text_content() == "[CLS] → turns: 0.700"
+        assert large.first.locator("text").all_text_contents().count("<key>") == 2
+        tab.page.locator("#attention-heads button").first.click()
+        expect(large.locator("figcaption").first).to_have_text("Head 0, recovered")
+        expect(tab.page.locator("#attention-heads button").first).to_have_attribute("aria-pressed", "true")
+        tab.picture("attention")
+        tab.context.close()
+        assert tab.said == []
+        (copy / ATTENTION).write_bytes(b"nonsense")
+        reply = asked.get(f"/api/runs/{finished.name}/attention")
+        assert reply.status_code == 404
+        (copy / ATTENTION).unlink()
+        assert asked.get(f"/api/runs/{finished.name}/attention").status_code == 404
 
 
 def test_tags_and_a_note_are_kept_and_found_again(tabs: Callable[..., Tab], server: LiveServer) -> None:

@@ -241,14 +241,22 @@ def test_a_layer_that_computes_in_float32_is_of_no_other_family(seed: int) -> No
     assert kh.recover(oracle, seed=seed, throw=False).outcome is kh.Outcome.TOO_NOISY
 
 
-def test_values_that_cancel_in_single_tokens_are_those_of_several_heads() -> None:
+@pytest.mark.parametrize(("noise", "error"), [("exact", 1e-8), ("bounded:1e-6", 1e-4), ("gaussian:1e-6", 1e-4)])
+@pytest.mark.parametrize("max_norm", [None, 3.0])
+def test_values_that_cancel_in_single_tokens_are_those_of_several_heads(
+    noise: str, error: float, max_norm: float | None
+) -> None:
     rng = np.random.default_rng(0)
-    value = rng.standard_normal(4)
+    value, declared = rng.standard_normal(4), kh.Noise.parse(noise)
     heads = [kh.SingleHead(rng.standard_normal((4, 4)), sign * value) for sign in (1.0, -1.0)]
     truth = kh.MultiHead(heads)
-    result = kh.recover(kh.FunctionOracle(truth, width=4), throw=False)
+
+    def answer(tokens: Any) -> Any:
+        return truth(tokens) + declared.scale * rng.uniform(-1.0, 1.0, len(tokens))
+
+    result = kh.recover(kh.FunctionOracle(answer, width=4, noise=declared, max_norm=max_norm), throw=False)
     assert result.certified, result.message
-    assert kh.distance(result.params, truth) <= 1e-8
+    assert kh.distance(result.params, truth) <= error
 
 
 @pytest.mark.parametrize(("left", "certified"), [(1, False), (31, False), (64, True)])
@@ -327,3 +335,19 @@ def test_answers_that_differ_by_more_than_numbers_hold_are_an_outcome() -> None:
     rng = np.random.default_rng(0)
     oracle = kh.FunctionOracle(lambda tokens: 1e200 * rng.standard_normal(len(tokens)), width=3)
     assert kh.recover(oracle, throw=False).outcome is kh.Outcome.TOO_NOISY
+
+
+@pytest.mark.parametrize("decimals", [None, 4])
+def test_an_affine_map_of_the_last_token_is_a_net_without_neurons(decimals: int | None) -> None:
+    rng = np.random.default_rng(3)
+    slope, constant = rng.standard_normal((5, 2)), rng.standard_normal(2)
+
+    def answer(tokens: np.ndarray) -> np.ndarray:
+        answers = tokens[:, -1] @ slope + constant
+        return answers if decimals is None else np.round(answers, decimals)
+
+    result = kh.recover(kh.FunctionOracle(answer, width=5), throw=False)
+    assert result.certified, result.message
+    tokens = rng.standard_normal((10, 3, 5))
+    error = np.max(np.abs(result.params(tokens) - tokens[:, -1] @ slope - constant))
+    assert error < (1e-12 if decimals is None else 1e-3)

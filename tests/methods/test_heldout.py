@@ -231,6 +231,31 @@ def test_kept_queries_are_what_was_drawn() -> None:
         assert np.sum((norms > 0.5 * usual) & (norms <= 2 * usual)) >= 30
 
 
+def test_single_entries_of_nets_are_asked_all_of_them_and_beside_the_rim() -> None:
+    """A neuron may be on for one of them and for next to no other token of the ball."""
+    last = np.array([each[-1] for each in tokens_of(drawn(net(), 120, max_norm=1.0))])
+    alone = last[np.sum(last != 0, axis=1) == 1]
+    assert set(np.argmax(alone, axis=1)) == set(range(WIDTH))
+    sizes = np.max(alone, axis=1)
+    assert np.sum((sizes > 0.999) & (sizes < 1)) >= 4  # at the rim itself values are read from them
+
+
+@pytest.mark.parametrize("params", [head(), net(), one_layer(residual=True)], ids=["head", "net", "layer"])
+def test_zero_last_tokens_are_asked_though_no_score_shows_beside_them(params: Family) -> None:
+    zero = [each for each in tokens_of(drawn(params, 120)) if not np.any(each[-1])]
+    assert sum(bool(np.any(each)) for each in zero) >= 2
+
+
+def test_a_head_that_answers_nothing_to_a_zero_last_token_is_found_out() -> None:
+    truth = head()
+
+    def answer(tokens: np.ndarray) -> np.ndarray:
+        return np.where(np.any(tokens[:, -1] != 0, axis=1), truth(tokens), 0.0)
+
+    for seed in range(3):
+        assert not kh.recover(kh.FunctionOracle(answer, width=WIDTH), throw=False, seed=seed).certified
+
+
 @pytest.mark.parametrize("noise", ["exact", "rounded"])
 def test_some_tokens_have_any_norm_each(noise: str) -> None:
     """Among longer ones by orders of magnitude the last token may be of usual size, behind errors too."""

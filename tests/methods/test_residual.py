@@ -156,3 +156,26 @@ def test_a_demo_has_one() -> None:
     assert "residual" in target.label
     with pytest.raises(kh.KeyholeError, match="outputs=16"):
         open_target("demo:multi-head?residual=1")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_strong_scores_of_low_rank_beside_small_values(seed: int) -> None:
+    """A wide radius of the output bias says nothing of scores, by which long tokens choose."""
+    rng = np.random.default_rng([seed, 91])
+    score = 1e3 * rng.standard_normal((8, 5)) @ rng.standard_normal((5, 8))
+    heads = [kh.SingleHead(each, 1e-3 * rng.standard_normal((8, 8))) for each in (score, 300 * np.eye(8))]
+    truth = kh.Residual(kh.MultiHead(heads))
+    result = kh.recover(kh.FunctionOracle(truth, width=8), "residual", seed=seed, throw=False)
+    assert result.certified, result.message
+    assert within_bars(result, truth)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_values_that_undo_it_leave_single_tokens_without_an_answer(heads: int) -> None:
+    rng = np.random.default_rng(heads)
+    values = [rng.standard_normal((5, 5)) for _ in range(heads - 1)]
+    values.append(-np.eye(5) - sum(values))
+    truth = kh.Residual(kh.MultiHead([kh.SingleHead(rng.standard_normal((5, 5)), value) for value in values]))
+    result = kh.recover(kh.FunctionOracle(truth, width=5), throw=False)
+    assert result.certified, result.message
+    assert kh.distance(result.params, truth) < 1e-9

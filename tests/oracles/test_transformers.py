@@ -617,6 +617,18 @@ def test_what_else_a_model_has_is_listed() -> None:
         kh.TorchOracle(plain, call=lambda module, x: module(x, x, x, attn_mask=mask)[0])
 
 
+def test_attention_without_a_module_around_it_is_asked_alone() -> None:
+    config = transformers.XLMConfig(vocab_size=50, emb_dim=16, n_layers=2, n_heads=2, max_position_embeddings=32)
+    torch.manual_seed(0)
+    model = transformers.XLMModel(config).double().eval()
+    oracle = kh.TransformersOracle(model, 1)  # its calls share a cache, of which each is given a copy
+    tokens = torch.randn(2, 5, 16, dtype=torch.float64)
+    assert torch.equal(oracle(tokens), oracle(tokens))
+    for part in ("attention-block", "layer"):
+        with pytest.raises(UsageError, match="ask the part 'attention'"):
+            kh.TransformersOracle(model, 1, part)
+
+
 def test_names_are_never_fetched() -> None:
     with pytest.raises(FileError, match="never fetched by its name"):
         kh.TransformersOracle("bert-base-uncased", 0)

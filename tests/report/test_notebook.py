@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_overloads, get_type_hints
 
 import numpy as np
 import pytest
 
 import keyhole as kh
 from keyhole.errors import UsageError
+from keyhole.methods.registry import METHODS
 from keyhole.oracles import Wrapper
 from keyhole.oracles.anything import as_oracle
 from keyhole.runs.reader import SavedRun, read_folder
-from keyhole.targets import random_single_head
+from keyhole.targets import random_multi_head, random_single_head
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,9 @@ def result() -> kh.Recovery:
 
 def test_a_result_fits_a_screen(result: kh.Recovery) -> None:
     """Numbers by the thousand were written out."""
-    for shown in (result, result.params, result.certificate, result.certificate.radius):
+    verdict = kh.verify("demo:multi-head?heads=12&width=8&outputs=8", random_multi_head(12, 8, outputs=8, seed=0))
+    more = (verdict, kh.diagnose("demo:multi-head?heads=3&width=8&outputs=8"), result.report(), result.stats)
+    for shown in (result, result.params, result.certificate, result.certificate.radius, *more):
         text = repr(shown)
         assert len(text) < 800
         assert text.count("\n") <= 3
@@ -51,6 +54,7 @@ def test_cards(result: kh.Recovery) -> None:
         "Certified": result,
         "3 attention heads": result.params,
         "Same": kh.verify(oracle, head),
+        "How much of each head differs": kh.verify(random_multi_head(2, 4, seed=1), random_multi_head(2, 4, seed=0)),
         "single-head": kh.diagnose(oracle),
         "No defence": kh.audit("demo:single-head?width=4", ["round:3"], budgets=[1]),
     }
@@ -103,6 +107,31 @@ def test_a_run_folder_from_python(result: kh.Recovery, tmp_path: Path) -> None:
         other.save(tmp_path / "run")
     other.save(tmp_path / "run", force=True)
     assert kh.load(tmp_path / "run" / "params.safetensors").width == 4
+
+
+BOX_OF = {
+    "low-rank": "demo:single-head?width=4&rank=1",
+    "sensing": "demo:single-head?width=4&rank=1",
+    "robust": "demo:single-head?width=4&max_norm=1&decimals=4",
+    "alphabet": "demo:single-head?width=4&alphabet=9",
+    "labels": "demo:single-head?width=3&labels=1",
+    "residual": "demo:multi-head?width=4&outputs=4&residual=1",
+    "parts": "demo:single-head?width=4&link=softcap&cap=3",
+    "multi-head": "demo:single-head?width=4",  # of one head too
+}
+
+
+def test_methods_that_are_named_return_what_is_declared_of_them() -> None:
+    declared: dict[str, Any] = {}
+    for each in get_overloads(kh.recover):
+        hints = get_type_hints(each)
+        for name in get_args(hints["method"]):
+            declared[name] = get_args(hints["return"])[0]
+    assert declared.keys() | {"normalised"} == METHODS.keys()
+    for name, kind in declared.items():
+        found = kh.recover(BOX_OF.get(name, f"demo:{name}?width=4"), name, throw=False)
+        assert isinstance(found.params, kind), name
+        assert found.certificate.radius is None or isinstance(found.certificate.radius, kind)
 
 
 # --- whatever people have -----------------------------------------------------------------------------------------

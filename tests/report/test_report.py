@@ -28,7 +28,9 @@ from keyhole.report.build import as_html, read_report, write_report
 from keyhole.report.charts import power, short, thin, typeset
 from keyhole.report.html.canvas import canvas, through_zero
 from keyhole.runs.settings import Settings
-from keyhole.runs.store import write_run
+from keyhole.runs.store import ATTENTION, write_run
+from keyhole.sentence.attention_on import MOST_TOKENS
+from keyhole.sentence.token_weights import TokenWeights, save_weights
 from keyhole.targets import open_target, random_multi_head
 from support.commands import Run, one_line
 
@@ -252,8 +254,14 @@ def test_a_large_layer_makes_a_page_of_less_than_three_megabytes(tmp_path: Path)
     stats = Stats(2431, 2463, 32, 1474, 1.0, 0.5, {"value": 400, "scores": 2031}, {"heads": 12})
     result = Recovery(Outcome.CERTIFIED, "32 fresh answers predicted", layer, certificate, stats, "multi-head")
     write_run(tmp_path, result, asdict(Settings("demo:multi-head")), "box", 1e-10, label="a layer", truth=layer)
+    words = tuple(f"word{number}" for number in range(MOST_TOKENS))  # as many as there may be, and all look at all
+    weights = rng.dirichlet(np.ones(MOST_TOKENS), (12, MOST_TOKENS))
+    save_weights(tmp_path / ATTENTION, " ".join(words), {"layer": TokenWeights(words, weights, weights)})
     path, report = write_report(tmp_path)
     assert path.stat().st_size <= 3_000_000
+    assert report.sections[0].title == "What the heads attend to"
+    assert len(report.sections[0].panels) == 12
+    assert len(report.sections[0].folded) == 3
     page = check_page(path.read_text())
     assert "each pixel is the largest" in page.text
     assert len([chart for chart in report.charts if chart.name.startswith("head-")]) == 24

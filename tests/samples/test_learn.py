@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from keyhole.samples.diagnostics import low_orders
 from keyhole.samples.examples import ExampleCount, Examples
 from keyhole.samples.levenberg_marquardt import ScoreChart
 from keyhole.samples.restarts import moment
-from keyhole.samples.standard_errors import standard_errors
+from keyhole.samples.standard_errors import _sample, standard_errors
 from keyhole.samples.variable_projection import LayerPoint, LayerProblem, mixture, orthonormal
 from keyhole.targets.datasets import open_data, parity_layer, random_layer, signs
 
@@ -264,9 +265,12 @@ def test_starts_may_come_from_elsewhere(init: str, rng: np.random.Generator) -> 
 @pytest.mark.slow
 def test_processes_share_the_starts_and_change_nothing(rng: np.random.Generator) -> None:
     _, inputs, outputs = examples(rng, 4, 4, 2)
-    one, two = (kh.learn(inputs, outputs, heads=2, jobs=jobs, seed=3) for jobs in (1, 2))
-    assert kh.distance(one.params, two.params) < 1e-12
-    assert one.stats.details["restarts"]["made"] == two.stats.details["restarts"]["made"]
+    with ThreadPoolExecutor(2) as executor:
+        ways: list[dict[str, Any]] = [{"jobs": 1}, {"jobs": 2}, {"executor": executor}]
+        one, *others = (kh.learn(inputs, outputs, heads=2, seed=3, **way) for way in ways)
+    for each in others:
+        assert kh.distance(one.params, each.params) < 1e-12
+        assert one.stats.details["restarts"]["made"] == each.stats.details["restarts"]["made"]
 
 
 def test_arrays_of_torch(rng: np.random.Generator) -> None:
@@ -531,7 +535,50 @@ def test_inputs_that_leave_a_direction_free_are_not_certified(rng: np.random.Gen
     truth, inputs, _ = examples(rng, 5, 4, 1, ratio=20)
     inputs[..., 4] = 0.0
     result = kh.learn(inputs, truth(inputs), heads=1, throw=False)
-    assert not result.certified
+    assert result.outcome is Outcome.NOT_IDENTIFIABLE
+    assert "all tokens lie in 4 of 5 dimensions" in result.message
+    basis = np.linalg.svd(inputs.reshape(-1, 5))[2][:4].T  # as the message says
+    assert kh.learn(inputs @ basis, truth(inputs), heads=1).certified
+    inputs[:, 1:] = inputs[:, :1]
+    assert "the same" in kh.learn(inputs @ basis, truth(inputs), heads=1, throw=False).message
+
+
+def test_sampled_errors_show_tokens_that_nearly_depend_on_each_other(rng: np.random.Generator) -> None:
+    layer, inputs, _ = examples(rng, 5, 4, 2, gaussian=True)
+    for apart, determined in ((1.0, True), (1e-7, False)):
+        inputs[..., 4] = inputs[..., 0] + apart * rng.standard_normal(inputs.shape[:2])
+        point = LayerProblem(inputs, layer(inputs)).at(layer.scores)
+        assert _sample(point, rng).determined is determined
+
+
+@pytest.mark.parametrize("kind", ["one-hot", "one number for each example", "a 1 appended"])
+@pytest.mark.parametrize("noise", [None, 1e-4])
+def test_what_no_key_shows_is_zero(kind: str, noise: float | None, fixed_seed: int) -> None:
+    rng = np.random.default_rng(fixed_seed)
+    truth, inputs, _ = examples(rng, 5, 4, 2, ratio=40, size=1.0, gaussian=True)
+    shared = np.ones(5) / 5**0.5 if kind == "one-hot" else np.eye(5)[4]
+    if kind == "one-hot":
+        inputs = np.eye(5)[rng.integers(0, 5, inputs.shape[:2])]
+    else:
+        inputs[..., 4] = 1.0 if kind == "a 1 appended" else inputs[:, :1, 4]
+    outputs = truth(inputs) + (noise or 0.0) * rng.standard_normal(inputs.shape)
+    result = kh.learn(inputs, outputs, heads=2, noise=noise)
+    line = np.outer(shared, shared)
+    mean = np.mean(truth.projections, axis=0)
+    told = kh.AttentionLayer(
+        truth.scores - truth.scores @ line, truth.projections - line @ truth.projections + line @ mean
+    )
+    assert covered(result, told)
+    assert kh.distance(result.params, told) < (1e-9 if noise is None else 1e-2)
+    assert any("agree in one number" in each for each in result.certificate.assumptions)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e3])
+def test_the_size_of_tokens_does_not_matter(size: float, fixed_seed: int) -> None:
+    truth, inputs, outputs = examples(np.random.default_rng(fixed_seed), 6, 4, 2)
+    result = kh.learn(size * inputs, 1e5 * outputs, heads=2)
+    told = kh.AttentionLayer(truth.scores / size**2, 1e5 * truth.projections / size)
+    assert kh.distance(result.params, told) < 1e-9
 
 
 BAD = [

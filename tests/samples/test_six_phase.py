@@ -172,7 +172,7 @@ def test_phase_5_finds_the_heads_in_the_true_hull(m: int, rng: np.random.Generat
     scores, figures = phases.net(ArraySource(inputs, layer(inputs)), hull, m, rng)
     assert figures["points"] > 10
     projections, error = phases.projections(ArraySource(inputs, layer(inputs)), scores)
-    assert error < 0.05
+    assert error < 1e-2  # it was chosen from others by examples apart, and refined
     assert kh.distance(kh.AttentionLayer(scores, projections), layer) < 0.3
     nearby, fewer = phases.net(ArraySource(inputs, layer(inputs)), hull, m, rng, near=layer.scores)
     assert fewer["points"] < figures["points"]
@@ -314,7 +314,10 @@ def test_programs_are_reached_from_learn(solver: str, rng: np.random.Generator) 
     layer = layer_of(rng, 3, 2, 0.7)
     inputs = rng.standard_normal((1500, 2, 3))
     settings = PhaseSettings(solver=solver, crude="correlation", by_head=False)
-    result = kh.learn(inputs, layer(inputs), heads=2, method="six-phase", phases=settings, polish=False, throw=False)
+    said: list[str] = []
+    options = {"method": "six-phase", "phases": settings, "polish": False, "throw": False}
+    result = kh.learn(inputs, layer(inputs), heads=2, progress=lambda stage, *_: said.append(stage), **options)
+    assert said == ["the six phases will make a net of 41 points, of which 820 sets could be made"]
     figures = result.stats.details["six_phase"]
     assert figures["2 sculpt"]["solver"] == solver
     assert "7 head by head" not in figures

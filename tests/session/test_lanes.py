@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import keyhole as kh
+from keyhole.arrays import Array
 from keyhole.cli import main
-from keyhole.errors import UsageError
+from keyhole.errors import RecoveryFailed, UsageError
 from keyhole.executors import futures
 from keyhole.executors.base import Workers
 from keyhole.journal import Journal
@@ -124,6 +125,22 @@ def test_a_budget_is_spent_to_the_last_query(tmp_path: Path) -> None:
     more = kh.recover(box, width=WIDTH, concurrency=4, journal=journal)
     assert more.certified
     assert more.stats.new_queries == more.stats.queries + more.stats.heldout_queries - 50
+
+
+def test_batches_that_do_not_fit_into_memory_are_halved_in_lanes_too(expected: kh.Recovery) -> None:
+    asked: list[int] = []
+
+    def box(tokens: Array) -> Array:
+        if len(tokens) > 5:
+            raise MemoryError("Unable to allocate")
+        asked.append(len(tokens))
+        return head()(tokens)
+
+    found = kh.recover(box, width=WIDTH, concurrency=3)
+    same(found, expected)
+    assert sum(asked) == found.stats.new_queries == expected.stats.new_queries
+    with pytest.raises(RecoveryFailed, match="Unable to allocate"):
+        kh.recover(lambda _: np.zeros(2**59), width=WIDTH, concurrency=3)
 
 
 def test_what_was_answered_before_a_failure_is_kept(tmp_path: Path) -> None:

@@ -109,6 +109,16 @@ def test_pairs_of_npy_files_make_a_shard(tmp_path: Path) -> None:
         find_shards(tmp_path / "other.npy")
 
 
+def test_names_of_a_pair_are_words(tmp_path: Path) -> None:
+    for name in ("max-x-1.npy", "max-y-1.npy"):
+        np.save(tmp_path / name, np.ones((2, 3, 4)))
+    (shard,) = find_shards(tmp_path, ("x", "y"))
+    assert (shard.inputs.name, shard.outputs.name) == ("max-x-1.npy", "max-y-1.npy")
+    assert find_shards(tmp_path / "max-x-1.npy", ("x", "y")) == [shard]
+    with pytest.raises(UsageError, match="twice"):
+        find_shards(tmp_path, ("x", "x"))
+
+
 def test_patterns_folders_and_lists_name_shards(tmp_path: Path) -> None:
     for number in range(3):
         npz(tmp_path / f"{number}.npz", inputs=INPUTS, outputs=OUTPUTS)

@@ -157,6 +157,41 @@ def test_head_and_part_are_named() -> None:
         assert f"the {part.replace('_', ' ')} of head {number}" in verdict.message
 
 
+def test_changes_of_several_heads_are_told_apart(fixed_seed: int) -> None:
+    params = random_multi_head(8, 16, seed=fixed_seed, outputs=8)
+    rng = np.random.default_rng(fixed_seed)
+
+    def moved(array: Any, part: float) -> Any:
+        step = rng.standard_normal(array.shape)
+        return array + part * np.linalg.norm(array) * step / np.linalg.norm(step)
+
+    heads = list(params.heads)
+    heads[2] = replace(heads[2], score=moved(heads[2].score, 1e-3))
+    heads[5] = replace(heads[5], value=moved(heads[5].value, 1e-2))
+    verdict = kh.verify(oracle_of(kh.MultiHead(heads)), params)
+    assert verdict.conclusion == "different"
+    assert verdict.changes["score of head 2"] == pytest.approx(1e-3, rel=0.7)
+    assert verdict.changes["value of head 5"] == pytest.approx(1e-2, rel=0.5)
+    by_head = verdict.by_head()
+    assert max(by_head, key=lambda name: by_head[name]) == "head 5"
+    others = [size for name, size in by_head.items() if name not in ("head 2", "head 5")]
+    assert max(others) < 1e-4
+    assert len(verdict.ratios) == verdict.queries - 2
+    assert max(verdict.ratios) == pytest.approx(verdict.worst_ratio)
+    same = kh.verify(oracle_of(params), params)
+    assert same.changes == {}
+    assert 0 < max(same.ratios) <= 1
+
+
+@pytest.mark.parametrize("name", BOXES)
+def test_what_is_another_box_altogether_has_changes_that_are_numbers(name: str) -> None:
+    params = BOXES[name]
+    verdict = kh.verify(oracle_of(params.with_arrays({k: -v for k, v in params.arrays().items()})), params)
+    assert verdict.conclusion == "different"
+    assert all(0 <= size < np.inf for size in verdict.by_head().values())
+    assert any(verdict.by_head().values())
+
+
 def test_other_heads_altogether_are_different() -> None:
     params = BOXES["multi-head"]
     verdict = kh.verify(oracle_of(random_multi_head(5, 8, seed=9, score_bias=0.3, output_bias=0.2)), params)

@@ -13,7 +13,7 @@ from threading import Event, Thread
 from typing import Any
 
 from keyhole.audit.cells import Column, FilledColumn, digest, fill, keep
-from keyhole.audit.defences import NONE, Defence, default_defences, parse_defence
+from keyhole.audit.defences import NONE, Defence, default_defences, parse_defence, together
 from keyhole.audit.result import Audit
 from keyhole.errors import FileError, UsageError
 from keyhole.executors.base import Shared, Workers
@@ -26,6 +26,7 @@ from keyhole.noise import Noise
 from keyhole.oracles import Oracle
 from keyhole.oracles.anything import as_oracle
 from keyhole.progress import InterruptCheck, Silent, steps_bar
+from keyhole.queries import Signature
 from keyhole.recover import recover
 from keyhole.session import Session, box_of
 from keyhole.targets import Target, open_target
@@ -82,7 +83,7 @@ def audit(
             bound = reference.counting_bound
             multiples = _multiples(budgets, bound, most)
             limits = (None if declared == own else declared), max_norm, max_seconds
-            wanted = _defences(defences, bound, reference)
+            wanted = _defences(defences, reference, subject.oracle.signature)
             columns = [Column(each, multiples, bound, seed, where, *limits) for each in wanted]
             show(total=sum(len(list(column.budgets())) for column in columns))
             filled = _fill_all(columns, subject, reference, others, show)
@@ -138,20 +139,39 @@ def _multiples(budgets: Sequence[float], bound: int, most: int | None) -> tuple[
     return tuple(allowed)
 
 
-def _defences(given: Sequence[str | Defence] | None, bound: int, reference: Family) -> list[Defence]:
-    """Each once, the bare oracle first; of a list that nobody gave, those that an answer of this kind can have."""
+def _defences(given: Sequence[str | Defence] | None, reference: Family, signature: Signature) -> list[Defence]:
+    """Each once, the bare oracle first; of a list that nobody gave, those that such an oracle can have."""
     if isinstance(given, str):
         raise UsageError(f"defences is a list of texts, not one text: write [{given!r}]")
-    texts = default_defences(bound) if given is None else given
+    texts = default_defences(reference.counting_bound, reference.width) if given is None else given
     wanted = [each if isinstance(each, Defence) else parse_defence(each) for each in texts]
-    if given is None and reference.tells_labels:
-        wanted = [each for each in wanted if not each.changes_answers]
+    if given is None:
+        wanted = [each for each in wanted if _refusal(each, reference, signature) is None]
     for each in wanted:
-        if reference.tells_labels and each.changes_answers:
-            raise UsageError(f"this box tells labels already: {each.text} changes numbers, leave it out")
-        if each.top is not None and each.top > (reference.outputs or 1):
-            raise UsageError(f"{each.text} needs as many outputs; this box has {reference.outputs or 1}")
+        if (why := _refusal(each, reference, signature)) is not None:
+            raise UsageError(why)
     return list(dict.fromkeys([parse_defence(NONE), *wanted]))
+
+
+def _refusal(each: Defence, reference: Family, signature: Signature) -> str | None:
+    """Why an oracle cannot have a defence."""
+    if reference.tells_labels and each.changes_answers:
+        return f"this box tells labels already: {each.text} changes numbers, leave it out"
+    outputs, width = reference.outputs or 1, reference.width
+    if each.top is not None and each.top > outputs:
+        return f"{each.text} needs as many outputs; this box has {outputs}"
+    if each.directions is not None and each.directions >= width:
+        return f"project:{each.directions} leaves tokens of width {width} as they are: ask for fewer directions"
+    return None if signature.alphabet is None else _refusal_of_alphabet(each, signature)
+
+
+def _refusal_of_alphabet(each: Defence, signature: Signature) -> str | None:
+    """The same where only the tokens of an alphabet may be sent."""
+    if each.changes_tokens or each.tells_labels:
+        return f"this box takes the tokens of an alphabet only, {each.text} or its attack has others: leave it out"
+    if together(signature.noise, each.errors or Noise.exact()).kind == "measure":
+        return f"{each.text} and the box's own errors together are measured, which takes any tokens: leave it out"
+    return None
 
 
 # Several workers.

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from keyhole.audit.defences import Defence
-from keyhole.audit.lower_bounds import NOTHING, Geometry, floor
+from keyhole.audit.lower_bounds import NOTHING, Geometry, floor, projection_floor
 from keyhole.audit.protection import honest_cost
 from keyhole.audit.result import Cell
+from keyhole.audit.servers import projection
 from keyhole.errors import FileError, OracleError
 from keyhole.families import Family, Labels, SingleHead
 from keyhole.gauge import distance
@@ -115,11 +116,7 @@ def fill(
                 budget=budget,
                 queries=result.stats.queries,
                 error=error if math.isfinite(error) else NOTHING,
-                floor=floor(
-                    defended.signature.noise,
-                    budget,
-                    Geometry.of(reference, defended.signature, column.defence.top or 1),
-                ),
+                floor=_floor(column.defence, defended, reference, budget),
                 outcome=result.outcome.name,
                 method=result.method,
                 seconds=result.stats.seconds,
@@ -130,6 +127,14 @@ def fill(
         rows.append(row)
         done()
     return tuple(rows), new_queries
+
+
+def _floor(defence: Defence, defended: Oracle, reference: Family, budget: int) -> float:
+    """What no attacker gets below, as far as is known."""
+    known = floor(defended.signature.noise, budget, Geometry.of(reference, defended.signature, defence.top or 1))
+    if defence.directions is None:
+        return known
+    return max(known, projection_floor(reference, projection(reference.width, defence.directions)))
 
 
 def _distance(params: Family, reference: Family) -> float:
@@ -150,6 +155,8 @@ def attack(oracle: Oracle, family: str, by_parts: bool = False) -> str:
     """The method for a family behind the errors that an oracle declares; `auto` where that is not one of the list."""
     if oracle.signature.answers == "labels":
         return "labels"
+    if oracle.signature.alphabet is not None:
+        return "auto"
     noise = oracle.signature.noise
     fitting = [] if by_parts or noise.kind == "measure" else methods_for(family, noise)
     return fitting[0].name if fitting else "auto"

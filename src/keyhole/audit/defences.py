@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from keyhole.arrays import Array
-from keyhole.audit.servers import Detection, Fresh, ReverseSigmoid, Unbent, UserNoise
+from keyhole.audit.servers import Detection, Fresh, Projected, ReverseSigmoid, Unbent, UserNoise
 from keyhole.errors import UsageError
 from keyhole.noise import DIGITS, Noise
 from keyhole.oracles import Budgeted, Cast, Labelled, Noisy, Oracle, Rounded, Wrapper
@@ -16,11 +16,13 @@ from keyhole.oracles import Budgeted, Cast, Labelled, Noisy, Oracle, Rounded, Wr
 NONE = "none"
 POSSIBLE = (
     f"{NONE}, clip:NORM, noise:DEVIATION, user-noise:DEVIATION, {', '.join(sorted(DIGITS))}, round:DECIMALS, "
-    "reverse-sigmoid:STRENGTH, labels, top:LABELS, detect:SHARE, budget:QUERIES, several joined by +, for example "
-    "round:3+clip:1"
+    "reverse-sigmoid:STRENGTH, project:DIRECTIONS, labels, top:LABELS, detect:SHARE, budget:QUERIES, several joined by "
+    "+, for example round:3+clip:1"
 )
 
 
+# Answers to clipped tokens are taken to be no larger than this.
+LARGE = 16.0
 # By field, in the order in which they are written: the text of it, and what it does in words.
 FORMS = {
     "sigmoid": ("reverse-sigmoid:{}", "bending answers by a reverse sigmoid of {}"),
@@ -31,6 +33,7 @@ FORMS = {
     "labels": ("labels", "telling labels only"),
     "top": ("top:{}", "telling the {} largest labels only"),
     "clip": ("clip:{}", "clipping tokens to norm {}"),
+    "directions": ("project:{}", "projecting tokens onto {} random directions"),
     "detect": ("detect:{}", "blocking clients with unusual queries ({} of honest ones)"),
     "limit": ("budget:{}", "allowing {:,} queries"),
 }
@@ -50,6 +53,7 @@ class Defence:
     sigmoid: float | None = None  # strength of the reverse sigmoid that answers are bent by
     top: int | None = None  # so many of the largest outputs are told, in order
     detect: float | None = None  # share of honest queries that count as unusual
+    directions: int | None = None  # that tokens are projected onto, drawn once and kept secret
 
     @property
     def text(self) -> str:
@@ -89,10 +93,21 @@ class Defence:
         return bool(self.labels or self.top)
 
     @property
+    def changes_tokens(self) -> bool:
+        """Whether other tokens reach the oracle behind it, or come to it from an attacker."""
+        return (self.clip, self.directions, self.user_noise) != (None, None, None)
+
+    @property
     def changes_answers(self) -> bool:
         """Whether answers are other numbers behind it, or none."""
         parts = (self.noise, self.user_noise, self.dtype, self.decimals, self.sigmoid, self.labels, self.top)
         return parts.count(None) < len(parts)
+
+    def _keeps_decimals_of(self, own: Noise) -> bool:
+        """Whether answers that were rounded to decimals are found again behind the dtype: by rounding once more."""
+        if self.dtype is None or self.clip is None or own.kind != "rounded":
+            return False
+        return LARGE * Noise.dtype(self.dtype).scale < own.scale
 
     def around(self, oracle: Oracle, seed: int = 0, *, known: bool = True) -> Oracle:
         """The oracle behind this defence, which its signature declares; `seed` is that of added noise.
@@ -103,10 +118,7 @@ class Defence:
         own = oracle.signature.noise
         if self.sigmoid is not None and own.kind != "exact":  # to undo the bend stretches errors
             own = Noise.bounded(own.radius / (1 - self.sigmoid / 4)) if own.radius else Noise.parse("measure")
-        if self.clip is not None:
-            limit = min(self.clip, oracle.signature.max_norm or math.inf)
-            oracle = Clipped(oracle, limit)
-            oracle = Wrapper(oracle, oracle.signature.with_changes(max_norm=limit)) if known else oracle
+        oracle = self._with_tokens_changed(oracle, known=known)
         if self.sigmoid is not None:
             oracle = ReverseSigmoid(oracle, self.sigmoid)
             oracle = Unbent(oracle, self.sigmoid) if known else oracle
@@ -117,6 +129,8 @@ class Defence:
             oracle = Fresh(oracle, seed=seed) if known else oracle
         if self.dtype is not None:
             oracle = Cast(oracle, self.dtype)
+            if known and self._keeps_decimals_of(own):
+                oracle = Rounded(oracle, own.decimals)
         if self.decimals is not None:
             oracle = Rounded(oracle, self.decimals)
         if self.tells_labels:
@@ -127,10 +141,20 @@ class Defence:
             oracle = Budgeted(oracle, self.limit)
         declared = oracle.signature
         if not self.tells_labels:
-            declared = declared.with_changes(noise=together(own, self.errors or Noise.exact()))
+            added = None if self._keeps_decimals_of(own) else self.errors
+            declared = declared.with_changes(noise=together(own, added or Noise.exact()))
         defended = Wrapper(oracle, declared)
         defended.name = name  # noise of another seed is the same defence: its answers share a journal
         return defended
+
+    def _with_tokens_changed(self, oracle: Oracle, *, known: bool) -> Oracle:
+        if self.directions is not None:
+            oracle = Projected(oracle, self.directions)
+        if self.clip is not None:
+            limit = min(self.clip, oracle.signature.max_norm or math.inf)
+            oracle = Clipped(oracle, limit)
+            oracle = Wrapper(oracle, oracle.signature.with_changes(max_norm=limit)) if known else oracle
+        return oracle
 
 
 def together(own: Noise, added: Noise) -> Noise:
@@ -166,10 +190,11 @@ class Clipped(Wrapper, stateful=False):
         return super().answer(tokens * scale)
 
 
-def default_defences(bound: int) -> tuple[Defence, ...]:
-    """What a server might do, alone and together; `bound` is the counting bound of the oracle."""
+def default_defences(bound: int, width: int = 1) -> tuple[Defence, ...]:
+    """What a server might do, alone and together, to an oracle of this counting bound and width."""
     plain = [NONE, "clip:1", "round:3", "round:3+clip:1", "noise:1e-3", "noise:1e-3+clip:1"]
     texts = [*plain, "float32+clip:1", "bfloat16", "bfloat16+clip:1", "labels", "reverse-sigmoid:1", "user-noise:1e-3"]
+    texts += [f"project:{width - width // 4}"] if width > 1 else []
     texts += ["detect:0.01", f"budget:{max(1, bound // 2)}"]
     return tuple(parse_defence(text) for text in texts)
 
@@ -229,6 +254,7 @@ READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "noise": ("noise", _positive, "a positive number, for example noise:1e-3"),
     "user-noise": ("user_noise", _positive, "a positive number, for example user-noise:1e-3"),
     "reverse-sigmoid": ("sigmoid", lambda text: _between(text, 4.0), "a number up to 4, for example reverse-sigmoid:1"),
+    "project": ("directions", lambda text: _whole(text, 1), "a whole number from 1, for example project:4"),
     "top": ("top", lambda text: _whole(text, 1), "a whole number from 1, for example top:3"),
     "detect": ("detect", lambda text: _between(text, 0.5), "a share up to 0.5, for example detect:0.01"),
     "round": ("decimals", lambda text: _whole(text, -math.inf), "a whole number of decimals, for example round:3"),

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import floats
+from keyhole.arrays import Floats, floats
 from keyhole.families import Family, SingleHead
+from keyhole.gauge import distance
 from keyhole.noise import Noise
 from keyhole.numerics.cramer_rao import universal_floor
 from keyhole.queries import Signature
@@ -98,6 +99,17 @@ def label_floor(queries: float, geometry: Geometry) -> float:
     """Rate and distortion: R bits for each of d² normal numbers leave a part 2^(−R) of them unknown."""
     bits = queries * geometry.positions * math.log2(geometry.labels)
     return math.exp2(-bits / geometry.width**2)
+
+
+def projection_floor(params: Family, onto: Floats) -> float:
+    """What of a head is lost behind a projection of its tokens: answers depend on nothing else. 0 of other families."""
+    numbers = params.numbers()
+    if numbers.family != SingleHead.family or numbers.words:
+        return 0.0
+    head = numbers.anatomy.heads[0]
+    bias = None if head.score_bias is None else onto @ floats(head.score_bias)
+    seen = SingleHead(onto @ floats(head.score) @ onto, onto @ floats(head.value), bias, head.output_bias)
+    return min(NOTHING, distance(seen, head))
 
 
 def floor(noise: Noise, queries: float, geometry: Geometry) -> float:

@@ -52,9 +52,12 @@ class Protection:
     @property
     def cost_words(self) -> str:
         """What honest users pay, in words."""
-        if parse_defence(self.defence).tells_labels:
+        defence = parse_defence(self.defence)
+        if defence.tells_labels:
             return "labels only"
-        return "" if self.cost is None else "nothing" if not self.cost else f"answers off by {size(self.cost)}"
+        said = [f"answers off by {size(self.cost)}"] if self.cost else []
+        said += [f"none after {defence.limit:,}"] if defence.limit else []
+        return "" if self.cost is None else ", ".join(said) or "nothing"
 
     def as_data(self) -> dict[str, Any]:
         """Everything as plain data for JSON."""
@@ -109,11 +112,12 @@ def verdict(audit: Audit) -> str:
     fell = f"{len(falls)} of {len(found)} defences fail to protect this box; " if falls else ""
     named = "; ".join(_held(each) for each in holds[:FEW])
     more = f"; and {len(holds) - FEW} more" if len(holds) > FEW else ""
-    return _capital(fell + named + more)
+    bare_words = f"; as it is the box {bare.words}" if bare.falls else ""
+    return _capital(fell + named + more + bare_words)
 
 
 def _held(found: Protection) -> str:
-    cost = f" ({found.cost_words} for honest users)" if found.cost else ""
+    cost = f" (answers off by {size(found.cost)} for honest users)" if found.cost else ""
     return f"{parse_defence(found.defence).words} {found.words}{cost}"
 
 

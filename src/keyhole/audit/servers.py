@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats, to_numpy
+from keyhole.arrays import Array, Floats, floats, to_numpy
 from keyhole.errors import BudgetExhausted
 from keyhole.oracles import Oracle, Wrapper
 from keyhole.queries import Signature
@@ -23,9 +23,14 @@ DETECTION_SAMPLE = 4096
 
 
 def honest_tokens(signature: Signature, count: int = HONEST, seed: int = 0) -> Floats:  # (count, length, width)
-    """What users send: normal tokens of norm about √width, as behind a normalisation, shorter where they must be."""
-    length = min(HONEST_LENGTH, signature.max_length or HONEST_LENGTH)
-    tokens: Floats = np.random.default_rng([seed, count]).standard_normal((count, length, signature.width))
+    """What users send: normal tokens of norm about √width, as behind a normalisation, shorter where they must be.
+
+    Of an alphabet, any of its tokens.
+    """
+    length, rng = min(HONEST_LENGTH, signature.max_length or HONEST_LENGTH), np.random.default_rng([seed, count])
+    if signature.alphabet is not None:
+        return floats(signature.alphabet.rows)[rng.integers(signature.alphabet.size, size=(count, length))]
+    tokens: Floats = rng.standard_normal((count, length, signature.width))
     if signature.max_norm is not None:
         norms = np.linalg.norm(tokens, axis=-1, keepdims=True)
         tokens *= np.minimum(1.0, signature.max_norm * (1 - 1e-6) / norms)
@@ -68,6 +73,26 @@ class Unbent(Wrapper, stateful=False):
 def _bend(answers: Floats) -> Floats:
     """σ(y) − ½."""
     return np.asarray(np.tanh(answers / 2) / 2)
+
+
+class Projected(Wrapper, stateful=False):
+    """Projects tokens onto random directions, which are drawn once and stay secret: nobody is told of the others."""
+
+    def __init__(self, inner: Oracle, directions: int) -> None:
+        super().__init__(inner)
+        self._onto = projection(inner.signature.width, directions)
+
+    def answer(self, tokens: Array) -> Array:
+        """Project, then ask."""
+        plain = to_numpy(tokens).astype(np.float64)
+        return super().answer(self.signature.space.asarray(plain @ self._onto))
+
+
+def projection(width: int, directions: int) -> Floats:  # (width, width)
+    """The orthogonal projection of a server onto so many random directions."""
+    drawn = np.random.default_rng([width, directions]).standard_normal((width, directions))
+    basis = np.linalg.qr(drawn)[0]
+    return np.asarray(basis @ basis.T)
 
 
 class UserNoise(Wrapper, stateful=False):

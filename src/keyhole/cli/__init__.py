@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Annotated, Any, NoReturn, cast
 
 import typer
@@ -79,6 +80,9 @@ app = _make_app(name="keyhole", cls=LazyGroup, context_settings=HELP, add_comple
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit; what was used wrongly is said in one line on standard error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # of a terminal without × and ⁻ they are question marks, not the end
+            stream.reconfigure(errors="replace")
     try:
         code = app(args=arguments, prog_name="keyhole", standalone_mode=False)
     except Misuse as error:

@@ -45,8 +45,9 @@ Defences = Annotated[
     list[str] | None,
     typer.Option(
         metavar="TEXT",
-        help="`clip:1`, `noise:1e-3`, `round:3`, `float32`, `float16`, `bfloat16`, `budget:5000`, or several "
-        "joined by `+`; repeatable. A list of common ones if left out.",
+        help="`clip:1`, `noise:1e-3`, `user-noise:1e-3`, `round:3`, `float32`, `float16`, `bfloat16`, "
+        "`reverse-sigmoid:1`, `project:4`, `labels`, `top:3`, `detect:0.01`, `budget:5000`, or several joined by `+`; "
+        "repeatable. A list of common ones if left out.",
     ),
 ]
 BareNoise = Annotated[str | None, typer.Option(help="How answers err without a defence, as for `keyhole recover`.")]

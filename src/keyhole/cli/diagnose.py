@@ -11,7 +11,20 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from keyhole.cli.options import DONE, FAILED, Budget, Force, Json, MaxNorm, MaxSeconds, Noise, Quiet, Seed, complain
+from keyhole.cli.options import (
+    DONE,
+    FAILED,
+    Budget,
+    Force,
+    Journal,
+    Json,
+    MaxNorm,
+    MaxSeconds,
+    Noise,
+    Quiet,
+    Seed,
+    complain,
+)
 from keyhole.cli.output import file_lines, keep_record, print_json, print_lines
 from keyhole.errors import OracleError, UsageError
 from keyhole.families import load
@@ -33,6 +46,7 @@ def diagnose(
     inputs: Annotated[str, typer.Option(help="`unrestricted`, `one-hot` or `mean-zero` tokens.")] = "unrestricted",
     max_length: Annotated[int | None, typer.Option(min=1, help="Tokens per sequence at most.")] = None,
     budget: Budget = None,
+    journal: Journal = None,
     max_norm: MaxNorm = None,
     noise: Noise = None,
     seed: Seed = 0,
@@ -48,9 +62,9 @@ def diagnose(
     """
     if ":" in subject and not subject.startswith("file:"):
         settings: dict[str, Any] = {"target": subject, "seed": seed, "max_seconds": max_seconds}
-        settings |= {"budget": budget, "max_norm": max_norm, "noise": noise}
+        settings |= {"budget": budget, "journal": journal, "max_norm": max_norm, "noise": noise}
         return _diagnose_target(settings, out, force=force, as_json=as_json, quiet=quiet)
-    of_boxes = {"out": out, "budget": budget, "max-norm": max_norm, "noise": noise}
+    of_boxes = {"out": out, "budget": budget, "journal": journal, "max-norm": max_norm, "noise": noise}
     if given := [name for name, value in of_boxes.items() if value is not None]:
         raise UsageError(f"--{given[0]} is for boxes: of a family or a file nothing is asked, and no run kept")
     if subject.startswith("file:"):
@@ -81,7 +95,8 @@ def _diagnose_target(settings: Mapping[str, Any], out: Path | None, *, force: bo
         open_declared(text, settings["max_norm"], settings["noise"]) as target,
     ):
         try:
-            found = diagnose_box(target.oracle, settings["budget"], seed=seed, max_seconds=settings["max_seconds"])
+            limits = {"journal": settings["journal"], "seed": seed, "max_seconds": settings["max_seconds"]}
+            found = diagnose_box(target.oracle, settings["budget"], **limits)
         except OracleError as error:
             return complain(f"the box failed, so nothing can be said of it: {error}", FAILED)
         data = {**found.summary(), "target": target.text, "box": target.label}

@@ -16,7 +16,7 @@ from keyhole.progress import steps_bar
 from keyhole.report.text.recovery import describe_layer
 from keyhole.runs.store import RUN, reserve_folder, write_run
 from keyhole.samples import learn as learn_layer
-from keyhole.samples.six_phase.method import SOLVERS, PhaseSettings
+from keyhole.samples.six_phase.method import CRUDE, NET, SOLVERS, PhaseSettings
 from keyhole.shards.shard import NAMES
 from keyhole.targets.datasets import open_data
 
@@ -36,8 +36,8 @@ def learn(
     noise: Annotated[
         str | None,
         typer.Option(
-            help="How outputs err: `gaussian:1e-3`, `rounded:3`, `float32`, `exact`, or `measure` if unknown. "
-            "Rounding is found out if left out."
+            help="How outputs err: `gaussian:1e-3`, `bounded:1e-3`, `rounded:3`, `float32`, `exact`, or `measure` if "
+            "unknown. Rounding is found out if left out."
         ),
     ] = None,
     rank: Annotated[int | None, typer.Option(min=1, help="Most that score matrices may have.")] = None,
@@ -51,11 +51,18 @@ def learn(
     solver: Annotated[
         str, typer.Option(help=f"How the six phases solve for the proxy: {', '.join(f'`{each}`' for each in SOLVERS)}.")
     ] = SOLVERS[0],
+    crude: Annotated[
+        str,
+        typer.Option(help=f"How they begin with the sum of projections: {' or '.join(f'`{each}`' for each in CRUDE)}."),
+    ] = CRUDE[0],
+    by_head: Annotated[
+        bool, typer.Option(help="Whether rows certify head by head after the phases; not a step of the paper.")
+    ] = True,
     names: Annotated[str, typer.Option(help="Names of the two arrays, with a comma.")] = ",".join(NAMES),
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad shards out, and name them.")] = False,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that share the shards.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that share shards, or starts.")] = 1,
     dask: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="The Dask scheduler whose workers share the shards.")
+        str | None, typer.Option(metavar="ADDRESS", help="The Dask scheduler whose workers share them.")
     ] = None,
     seed: Seed = 0,
     out: Annotated[
@@ -69,16 +76,15 @@ def learn(
 
     Example: `keyhole learn 'demo:layer?d=8&k=4&m=2&n=4000&seed=0' --jobs 2`
     """
-    given = open_data(data)
+    given = open_data(data, names.split(","))
     level: Noise | float | None = Noise.parse(noise) if noise is not None else given.noise
-    if given.outputs is not None and (workers > 1 or dask is not None):
-        raise UsageError("--workers and --dask share shards: a demo is in memory, where --jobs shares the starts")
     settings: dict[str, Any] = {"method": method, "seed": seed, "rank": rank, "restarts": restarts, "init": init}
     settings |= {"search": search, "jobs": jobs, "heldout": heldout, "max_seconds": max_seconds}
-    shards: dict[str, Any] = {"names": names.split(","), "skip_bad": skip_bad, "workers": workers, "dask": dask}
-    settings |= {"polish": polish, **(shards if given.outputs is None else {})}
-    record = {"data": data, "heads": heads, "noise": noise, "solver": solver, **settings}
-    settings["phases"] = PhaseSettings(solver=solver)
+    shards: dict[str, Any] = {"names": names.split(","), "skip_bad": skip_bad}
+    settings |= {"polish": polish, "workers": workers, "dask": dask, **(shards if given.outputs is None else {})}
+    record = {"data": data, "heads": heads, "noise": noise, "solver": solver, "crude": crude, "by_head": by_head}
+    record |= settings
+    settings["phases"] = PhaseSettings(crude=crude, solver=solver, by_head=by_head)
     files: dict[str, Path] = {}
     notes: list[str] = []
     try:
@@ -88,6 +94,10 @@ def learn(
         ):
 
             def progress(stage: str, done: int, most: int, relative: float) -> None:
+                if stage.startswith(NET):  # what it costs is said before it is made
+                    if not quiet:
+                        typer.echo(f"keyhole: {stage}", err=True)
+                    return
                 show(description=stage, completed=done, total=most, note=f"starts, best residual {relative:.1e}")
 
             result = learn_layer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ DONE, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 
 TARGET = "The box, named as for `keyhole recover`."
 TARGET_KINDS = ("demo", "onnx", "transformers", "http", "https", "http+json", "https+json")  # those that have keys
+FLAGS = {"--no-proxy": ("proxy", "none")}  # options without a value, and the key of a target that each stands for
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
@@ -22,6 +24,7 @@ Sentence = Annotated[
     typer.Option(help="What heads of a transformers model are shown on in the report; one is taken if left out."),
 ]
 Noise = Annotated[str | None, typer.Option(help="How answers err, as for `keyhole recover`: it adds nothing to them.")]
+Journal = Annotated[Path | None, typer.Option(help="File that keeps every answer, to resume from.")]
 Budget = Annotated[int | None, typer.Option(min=0, help="Most queries in all.")]
 MaxNorm = Annotated[float | None, typer.Option(help="Send no token longer than this.")]
 MaxSeconds = Annotated[
@@ -71,6 +74,8 @@ def fold_target_options(words: Sequence[str], own: Collection[str]) -> list[str]
         key = option.removeprefix("--").replace("-", "_")
         if word == "--":  # what follows is no option
             rest += [word, *remaining]
+        elif word in FLAGS and any(FLAGS[word][0] in each for each in keys.values()):
+            taken.append(FLAGS[word])
         elif option in own or not option.startswith("--") or not any(key in each for each in keys.values()):
             rest.append(word)
         else:

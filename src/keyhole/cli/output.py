@@ -13,13 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from keyhole.errors import KeyholeError, UsageError
-from keyhole.families import Family, load
-from keyhole.recover_model import load_layers
-from keyhole.runs.store import ATTENTION, HEADS, PARAMS, plain, write_record
-from keyhole.sentence.attention_on import SENTENCE, attention_on, has_tokenizer
-from keyhole.sentence.token_weights import save_weights
-from keyhole.targets.models import TRANSFORMERS_EXAMPLE, TRANSFORMERS_KEYS, split
+from keyhole.runs.store import plain, write_record
 
 # Columns a table may take, whatever the terminal has: rich cuts figures to fit, and half a figure is a wrong one.
 WIDEST = 1000
@@ -27,7 +21,6 @@ LEAST_WIDTH = 60
 COLUMN = 11  # characters of the words at the left
 # Lines of these words stay in one piece, however long, so that they can be copied.
 WHOLE = {"files", "", "resume", "next"}
-TRANSFORMERS = "transformers:"
 
 
 def print_json(data: Any) -> None:
@@ -76,39 +69,3 @@ def add_report(out: Path, files: dict[str, Path]) -> tuple[dict[str, Path], list
 
     path, note = try_report(out)
     return files | ({} if path is None else {"report": path}), [] if note is None else [note]
-
-
-def keep_attention(out: Path, target: str, sentence: str | None) -> tuple[dict[str, Path], list[str]]:
-    """Write what the heads in a folder attend to; the path, or a note that says why there is none.
-
-    Where no sentence is given one is taken, if the model has a tokenizer, and nothing is said if not.
-    """
-    (out / ATTENTION).unlink(missing_ok=True)
-    try:
-        path, found = _heads_in(out, target)
-        if sentence is None and not (found and has_tokenizer(path)):
-            return {}, []
-        if not found:
-            raise UsageError("no heads were recovered")
-        said = SENTENCE if sentence is None else sentence
-        save_weights(out / ATTENTION, said, attention_on(said, path, found))
-    except (KeyholeError, ImportError) as error:
-        return {}, [] if sentence is None and not target.startswith(TRANSFORMERS) else [
-            f"no attention on a sentence: {error}"
-        ]
-    return {"attention": out / ATTENTION}, []
-
-
-def _heads_in(out: Path, target: str) -> tuple[str, dict[str | int, Family]]:
-    """The folder of the model, and what was recovered of it by layer."""
-    if not target.startswith(TRANSFORMERS):
-        raise UsageError("a sentence is for the layers of a model: transformers:PATH#layer=0")
-    path, given = split(target.removeprefix(TRANSFORMERS), TRANSFORMERS_EXAMPLE, TRANSFORMERS_KEYS)
-    if given.get("part", "attention") != "attention":
-        raise UsageError("heads are shown on a sentence where the attention alone was recovered: part=attention")
-    found: dict[str | int, Family] = {}
-    if given.get("layer") == "all" and (out / HEADS).is_file():
-        found.update(load_layers(out / HEADS)[0])
-    elif (out / PARAMS).is_file():
-        found[int(given["layer"])] = load(out / PARAMS)
-    return path, found

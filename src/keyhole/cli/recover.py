@@ -20,6 +20,7 @@ from keyhole.cli.options import (
     Concurrency,
     Dask,
     Force,
+    Journal,
     Json,
     MaxNorm,
     MaxSeconds,
@@ -31,11 +32,12 @@ from keyhole.cli.options import (
     complain,
     method_option,
 )
-from keyhole.cli.output import add_report, file_lines, keep_attention, print_json, print_lines
+from keyhole.cli.output import add_report, file_lines, print_json, print_lines
 from keyhole.cli.recover_model import names_all_layers, recover_all_layers
 from keyhole.errors import UsageError
 from keyhole.progress import Observer, on_terminal
 from keyhole.report.text.recovery import describe
+from keyhole.runs.attention import keep_attention
 from keyhole.runs.execute import Ending, execute
 from keyhole.runs.settings import JOURNAL, Settings, parse_option
 
@@ -57,7 +59,7 @@ def recover(
     ],
     method: Annotated[str, method_option()] = "auto",
     budget: Budget = None,
-    journal: Annotated[Path | None, typer.Option(help="File that keeps every answer, to resume from.")] = None,
+    journal: Journal = None,
     seed: Seed = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for params.safetensors, radius.safetensors, run.json and report.html.")

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from keyhole.cli.output import keep_attention, keep_record, print_json
+from keyhole.cli.output import keep_record, print_json
 from keyhole.errors import UsageError
 from keyhole.families.torch_layouts import heads_of
 from keyhole.gauge import distance
@@ -20,6 +20,7 @@ from keyhole.oracles.transformers.folder import open_model
 from keyhole.oracles.transformers.places import Place, attention_in
 from keyhole.recover_model import ModelRecovery, recover_model
 from keyhole.recovery import Recovery
+from keyhole.runs.attention import keep_attention
 from keyhole.runs.settings import Settings
 from keyhole.runs.store import HEADS, LAYERS, reserve_folder
 from keyhole.targets.models import TRANSFORMERS_EXAMPLE, TRANSFORMERS_KEYS, split

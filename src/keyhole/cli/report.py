@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from keyhole.cli.options import DONE, Json, Quiet, Sentence, complain
-from keyhole.cli.output import file_lines, keep_attention, print_json, print_lines
+from keyhole.cli.output import file_lines, print_json, print_lines
 from keyhole.errors import UsageError
 from keyhole.report.build import write_pictures, write_report
 from keyhole.report.html.canvas import INSTALL
+from keyhole.runs.attention import keep_attention
 from keyhole.runs.reader import read_folder
 
 

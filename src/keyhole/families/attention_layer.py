@@ -64,7 +64,7 @@ class AttentionLayer(Family):
         return total
 
     def error_bar(self, radius: AttentionLayer, tokens: Array, rounding: float) -> Array:  # -> (batch, length, outputs)
-        """First-order bound on |F_true − F_self| for parameters right within `radius`, head by head."""
+        """First-order bound on `|F_true − F_self|` for parameters right within `radius`, head by head."""
         total, xp = self._nothing(tokens), namespace(tokens)
         for head, wide in zip(self.like(tokens).read_at_last(), radius.read_at_last(), strict=True):
             total = total + head.error_bar_at_all_positions(wide, tokens, rounding)

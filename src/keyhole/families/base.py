@@ -53,7 +53,7 @@ class Anatomy:
         """The matrices that people look at: scores of heads, and weights into the neurons of a net."""
         if self.form is not None:
             return {name: array for name, array in self.form.arrays().items() if array.ndim == MATRIX}
-        named = {f"score of head {number}": head.score for number, head in enumerate(self.heads, 1)}
+        named = {f"score of head {number}": head.score for number, head in enumerate(self.heads)}
         scores = named if self.numbered else {"score": self.heads[0].score} if self.heads else {}
         return scores if self.net is None else {**scores, "weights into the neurons": self.net.weights_in}
 
@@ -131,7 +131,7 @@ class Family(Protocol):
         ...
 
     def error_bar(self, radius: Self, tokens: Array, rounding: float) -> Array:  # (batch, length, width) -> as answers
-        """First-order bound on |f_true − f_self| for parameters right within `radius`.
+        """First-order bound on `|f_true − f_self|` for parameters right within `radius`.
 
         `rounding` is the relative error of one inner product of unit vectors, in the oracle and in this prediction.
         """

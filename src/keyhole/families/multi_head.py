@@ -30,7 +30,7 @@ KINDS = (SingleHead, FormHead)
 class MultiHead(Family):
     """f(X) = Σ_h head_h(X) + output_bias: heads of one width and as many outputs, none with a bias of its own.
 
-    All are `SingleHead`s, or all are `FormHead`s, whose logits are no bilinear form of two tokens.
+    All are of class `SingleHead`, or all of class `FormHead`, whose logits are no bilinear form of two tokens.
 
     Value biases of the heads add up to one constant, and output projections belong to the values, so the value of a
     head is the product of its value and output matrices.
@@ -121,7 +121,7 @@ class MultiHead(Family):
         return self.output_bias
 
     def error_bar(self, radius: MultiHead, tokens: Array, rounding: float) -> Array:  # -> (batch,) or (batch, outputs)
-        """First-order bound on |f_true − f_self| for parameters right within `radius`, head by head."""
+        """First-order bound on `|f_true − f_self|` for parameters right within `radius`, head by head."""
         xp = namespace(tokens)
         bounds = [head.error_bar(wide, tokens, rounding) for head, wide in zip(self.heads, radius.heads, strict=True)]
         # The sum itself is rounded too, at the size of its parts.
@@ -168,7 +168,7 @@ class MultiHead(Family):
             return super().matrices()
         return {
             f"{name} of head {number}": matrix
-            for number, head in enumerate(self.heads, 1)
+            for number, head in enumerate(self.heads)
             for name, matrix in head.matrices().items()
         }
 

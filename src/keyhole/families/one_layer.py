@@ -247,7 +247,7 @@ class OneLayer(Family):
         return OneLayer(self.attention.like(tokens), self.ffn.like(tokens), self.residual)
 
     def error_bar(self, radius: OneLayer, tokens: Array, rounding: float) -> Array:  # -> (batch,) or (batch, outputs)
-        """First-order bound on |f_true − f_self| for parameters right within `radius`.
+        """First-order bound on `|f_true − f_self|` for parameters right within `radius`.
 
         The bound of attention passes through the net in the worst way that its weights allow.
         """

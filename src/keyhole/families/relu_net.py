@@ -87,7 +87,7 @@ class ReluNet(Family):
         return answers if net.skip is None else answers + x @ _transpose(net.skip)
 
     def error_bar(self, radius: ReluNet, tokens: Array, rounding: float) -> Array:  # -> (batch,) or (batch, outputs)
-        """First-order bound on |f_true − f_self| for parameters right within `radius`: errors add in quadrature."""
+        """First-order bound on `|f_true − f_self|` for parameters right within `radius`: errors add in quadrature."""
         x = tokens[:, -1, :]
         xp = namespace(x)
         net, wide = self.like(x), radius.like(x)

@@ -96,7 +96,7 @@ class Residual(Family):
         return self.attention.loudest()
 
     def error_bar(self, radius: Residual, tokens: Array, rounding: float) -> Array:  # -> (batch, width)
-        """First-order bound on |f_true − f_self| for parameters right within `radius`."""
+        """First-order bound on `|f_true − f_self|` for parameters right within `radius`."""
         bound = self.attention.error_bar(radius.attention, tokens, rounding)  # type: ignore[arg-type]
         return bound + rounding * namespace(tokens).abs(tokens[:, -1, :])
 

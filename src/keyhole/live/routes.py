@@ -97,6 +97,10 @@ def _states_of(runs: Runs) -> "APIRouter":
             headers["Content-Disposition"] = f'attachment; filename="{identity}-{name}"'
         return Response(content, media_type=FILES[name], headers=headers)
 
+    @router.get("/api/runs/{identity}/attention")
+    async def attention(identity: str) -> Response:
+        return JSONResponse(await _in_thread(runs.get(identity).attention))
+
     @router.get("/api/compare")
     async def compare(names: str = "") -> Response:
         return JSONResponse(await _in_thread(runs.compare, [name for name in names.split(",") if name]))

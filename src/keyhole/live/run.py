@@ -7,8 +7,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from time import sleep, time
 from typing import Any
+
+import numpy as np
 
 from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.families import Family, load
@@ -18,11 +21,14 @@ from keyhole.live.remarks import Remarks
 from keyhole.oracles import Oracle, Wrapper
 from keyhole.progress import Observer
 from keyhole.report.build import try_report
+from keyhole.runs.attention import keep_attention
 from keyhole.runs.execute import Ending, execute
 from keyhole.runs.settings import SPENT, Settings
-from keyhole.runs.store import PARAMS, plain
+from keyhole.runs.store import ATTENTION, PARAMS, plain
+from keyhole.sentence.token_weights import load_weights_on
 
 MOST_HELDOUT = 512  # numbers that a page draws
+DIGITS = 3  # of the weights on words that it shows
 BATCHES_PER_SECOND = 20.0  # of an oracle that is asked slowly, so that a page sees it go on and a stop need not wait
 log = logging.getLogger("keyhole.live")
 
@@ -56,8 +62,9 @@ def ending_of(finished: Ending) -> dict[str, Any]:
 
 
 def add_report(settings: Settings) -> None:
-    """Add the report to the folder of a run that has ended; one that cannot be made is no loss of the result."""
+    """Add the report, and what heads attend to, to the folder of a run that has ended; without them nothing is lost."""
     if settings.out is not None:
+        keep_attention(settings.out, settings.target, None)
         with _drawing:
             try_report(settings.out)
 
@@ -244,13 +251,33 @@ class Run:
 
     def read(self, name: str) -> bytes:
         """One of those files; FileError where there is none of this name."""
+        return self._path(name).read_bytes()
+
+    def attention(self) -> dict[str, Any]:
+        """What the recovered heads attend to in a sentence; FileError where that was not kept."""
+        sentence, layers = load_weights_on(self._path(ATTENTION))
+        heads = [
+            {
+                "name": f"head {number}" if len(layers) == 1 else f"{name}, head {number}",
+                "found": np.round(found, DIGITS).tolist(),
+                "original": None if each.original is None else np.round(each.original[number], DIGITS).tolist(),
+                "focus": float(each.focus[number]),
+            }
+            for name, each in layers.items()
+            for number, found in enumerate(each.found)
+        ]
+        apart = [each.apart for each in layers.values() if each.apart is not None]
+        words = next((each.words for each in layers.values()), ())
+        return {"sentence": sentence, "words": words, "heads": heads, "apart": max(apart, default=None)}
+
+    def _path(self, name: str) -> Path:
         if name not in self.files() or self.settings.out is None:
             raise FileError("there is no such file in the folder of this run")
         folder = self.settings.out.resolve()
         path = (folder / name).resolve()
         if path.parent != folder:  # a link that leads elsewhere
             raise FileError("this file lies outside the folder of the run")
-        return path.read_bytes()
+        return path
 
 
 FILES: dict[str, str] = {
@@ -258,4 +285,5 @@ FILES: dict[str, str] = {
     "run.json": "application/json",
     PARAMS: "application/octet-stream",
     "radius.safetensors": "application/octet-stream",
+    ATTENTION: "application/octet-stream",
 }

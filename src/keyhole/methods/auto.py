@@ -37,6 +37,7 @@ from keyhole.methods.base import Found, Method, Steps, Unrecoverable
 from keyhole.methods.diagnosis.diagnose import CONSTANT, FAMILIES, UNKNOWN, Diagnosis, diagnose
 from keyhole.methods.diagnosis.parts import of_naming, with_parts
 from keyhole.methods.diagnosis.triage import Evidence, ask_slight_bend, triage
+from keyhole.methods.examination import LEAST_NUMBERS
 from keyhole.methods.noise_estimation.measure import coarseness
 from keyhole.methods.parts.naming.ask_parts import Naming, ask_parts
 from keyhole.methods.registry import METHODS, methods_for
@@ -322,8 +323,10 @@ class _Auto:
         answers = np.abs(last.certificate.answers)
         if not answers.size:
             return last
-        seen = coarseness(answers[answers <= np.median(answers)], self.task.signature.space.eps)
-        if seen.noise.kind != "rounded":
+        small = answers[answers <= np.median(answers)]
+        seen = coarseness(small, self.task.signature.space.eps)
+        # A net that is flat there answers its constant, which somebody may have typed in.
+        if seen.noise.kind != "rounded" or np.unique(small).size < LEAST_NUMBERS:
             return last
         self._allow_for_noise(seen.noise.as_found(), seen.evidence, 0)
         return (yield from self._again_behind_noise(family, last))

@@ -148,6 +148,8 @@ def certify(
     elif compared.resolution > _coarsest(estimate.params, signature):
         doing = "the questions do" if estimate.params.without_attention() is None else "attention does"
         message = f"the error bar is {compared.resolution:.2g} of what {doing} to the answers"
+        if compared.resolution == float("inf") and signature.max_norm is not None:
+            message = f"what {doing} to the answers shows for no tokens that are allowed: allow longer ones (max_norm)"
         outcome = Outcome.UNCERTIFIED
     elif asked.untested:
         few = ", ".join(asked.untested[:FEW_NAMES])

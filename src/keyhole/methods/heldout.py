@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 import numpy as np
 
@@ -81,6 +82,7 @@ EQUAL_LOGITS = 1e-6  # they differ by this part or less where all tokens are the
 # Within a bound on norms all but one in so many near tokens, and tokens of nets, are as long as that: what bends just
 # inside it shows nowhere else.
 RIM_EVERY = 4
+PAST_RIM, BESIDE_RIM = 1.1, 1e-3  # before they are cut, so that rounding leaves none inside; and below it, by this part
 # A token near a kink lies within this part of its norm of it.
 AROUND_KINK = 0.1
 
@@ -162,6 +164,11 @@ def draw_heldout(
     return _as_plans(queries, table, source.inputs(domain, count), evidence, signature)
 
 
+def _is_kept(query: Query) -> bool:
+    """Whether a query stays however little it informs: beside a last token of zero no logit does, unless by a bias."""
+    return query.norm in KEPT or not np.any(query.tokens[-1])
+
+
 class _Source:
     """Draws queries for an estimate."""
 
@@ -169,6 +176,7 @@ class _Source:
         self.params, self.signature, self.rng = estimate.params, signature, rng
         self.norm_by = without_noise(estimate)  # norms are chosen by what is surely there
         self._turn = rng.uniform()
+        self._axes = cycle(rng.spawn(1)[0].permutation(signature.width))  # of last tokens that have one entry
         self.normal = host_normals(signature.space, rng)
         self.sure = signature.noise.kind in UNBIASED and not self.params.anatomy.behind
         self.longest = longest_predictable(estimate, signature, KNOWN_LOGIT if self.sure else SURELY_KNOWN_LOGIT)
@@ -209,7 +217,7 @@ class _Source:
             self._answered(structure, length, norm, by[n % len(by)])
             for n, (structure, length, norm) in enumerate(zip(structures, lengths, norms, strict=True))
         ]
-        return [replace(query, kept=count >= CLASSES_FROM and query.norm in KEPT) for query in queries]
+        return [replace(query, kept=count >= CLASSES_FROM and _is_kept(query)) for query in queries]
 
     def redraw(self, queries: list[Query]) -> list[Query]:
         """Other queries of the same lengths and structures, their norms from the size of logits."""
@@ -241,6 +249,8 @@ class _Source:
             usual = norm == "logits" and structure in USUAL
             return Query(signature.alphabet.draw(structure, rng, length), norm, structure, usual)
         tokens = draw_tokens(structure, rng, length, signature.width, self.normal)
+        if structure == "one-hot":
+            tokens[-1] = np.max(tokens[-1]) * np.eye(signature.width)[next(self._axes)]
         if self.loudest is not None and structure in LOUD and norm not in KEPT and rng.integers(LOUD_EVERY):
             tokens += rng.choice([-1.0, 1.0], (length, 1)) * to_numpy(self.loudest)
         if (structure, norm) == EACH:
@@ -255,17 +265,20 @@ class _Source:
         rim = not soft and signature.max_norm is not None and (structure == "near" or not self.has_attention)
         rim = rim and norm != "any" and bool(rng.integers(RIM_EVERY) > 0) and bool(np.any(tokens[-1]))
         if rim:
-            scale = signature.norm_limit / float(np.linalg.norm(tokens[-1]))
+            scale = PAST_RIM * signature.norm_limit / float(np.linalg.norm(tokens[-1]))
         # Rounded, so that the last digits of an estimate do not make other queries of the same ones.
         tokens *= float(f"{scale:.2g}")
+        if (
+            structure == "one-hot" and norm == "normal" and length > 1
+        ):  # what people type; single ones were asked before
+            tokens = np.sign(tokens)
         if norm == "longest" and structure == "ordinary" and self.sure and self.has_attention:
             tokens = self._undecided(tokens)
         with np.errstate(divide="ignore", invalid="ignore"):
             sizes = np.linalg.norm(tokens, axis=1, keepdims=True)
-            # Normal tokens end at the very rim.
-            # A token of one entry on the rim is what values are read from: it was asked before.
-            on_rim = (norm == "normal" or rim) and structure != "one-hot"
-            inside = 1.0 if on_rim else 1.0 - 0.5 * rng.uniform() ** 2
+            # Normal tokens end at the very rim; those of one entry beside it, since there values are read from them.
+            on_rim, alone = norm == "normal" or rim, structure == "one-hot"
+            inside = 1.0 if on_rim and not alone else 1.0 - (BESIDE_RIM if on_rim else 0.5) * rng.uniform() ** 2
             limit = min(signature.norm_limit, longest_finite(signature)) * inside
             tokens = np.where(sizes > limit, tokens * (limit / sizes), tokens)
         if structure == "ordinary" and norm != "normal" and not soft and rng.integers(2):

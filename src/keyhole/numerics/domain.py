@@ -44,7 +44,7 @@ MIXED = (-3.0, 0.0)
 NEAR = (-4.0, -0.5)
 CLUSTER = 0.1
 # How often a token is zero among zeros, and how often the last one is.
-ZERO_SHARE, ZERO_LAST = 0.4, 0.125
+ZERO_SHARE, ZERO_LAST = 0.4, 0.4
 
 
 @cache

@@ -21,7 +21,7 @@ from keyhole.report.html.drawing import as_element, as_png, paint
 from keyhole.report.sections.certificate import heldout_section
 from keyhole.report.sections.other_kinds import report_of_audit, report_of_diagnosis, report_of_model, report_of_verdict
 from keyhole.report.sections.parameters import sections_of
-from keyhole.report.sections.run import detected_rank, report_of_run
+from keyhole.report.sections.run import detected_ranks, report_of_run
 from keyhole.runs.folders import prepare_folder, write_file
 from keyhole.runs.reader import AGAIN, Saved, SavedAudit, SavedDiagnosis, SavedModel, SavedRun, read_folder
 from keyhole.runs.store import REPORT, plain
@@ -106,7 +106,7 @@ def draw_head(result: Recovery, truth: Family | None = None, distance: float | N
     params, certificate = result.params, result.certificate
     if params is None or params.family != SingleHead.family:
         raise UsageError(f"can draw a recovered single head, not {type(params).__name__}")
-    sections = [*sections_of(params, None, truth, detected_rank(result)), heldout_section(result, "sequences")]
+    sections = [*sections_of(params, None, truth, detected_ranks(result)), heldout_section(result, "sequences")]
     charts = {chart.name: chart for section in sections for chart in section.charts}
     titles = {name: chart.title for name, chart in charts.items()}
     if distance is not None:

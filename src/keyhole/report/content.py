@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from os import PathLike
 from pathlib import Path
@@ -54,6 +54,15 @@ class Panel:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """The colours of all panels: from a least number over zero, or from zero, to a largest; and which way is which."""
+
+    least: str
+    most: str
+    ways: str
+
+
+@dataclass(frozen=True)
 class Section:
     """A part of a report."""
 
@@ -64,11 +73,12 @@ class Section:
     table: Table | None = None
     charts: tuple[Chart, ...] = ()
     panels: tuple[Panel, ...] = ()
+    scale: Scale | None = None  # that all panels have
     columns: int = 0  # of panels that stand close together, in so many columns; 0: as many as there is room for
     folded: tuple[Panel, ...] = ()  # shown on demand
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """A whole report."""
 
@@ -77,7 +87,7 @@ class Report:
     headline: Headline
     tiles: tuple[Tile, ...]
     sections: tuple[Section, ...]
-    record: Mapping[str, Any] = field(repr=False)  # everything, as the run folder has it
+    record: Mapping[str, Any]  # everything, as the run folder has it
 
     @property
     def version(self) -> str:
@@ -93,6 +103,11 @@ class Report:
             for charts in (section.charts, *(panel.charts for panel in (*section.panels, *section.folded)))
             for chart in charts
         )
+
+    def __repr__(self) -> str:
+        """Its headline and sections; `save` writes the page."""
+        sections = ", ".join(section.title for section in self.sections)
+        return f"Report({self.headline.word}: {self.headline.title}; {sections})"
 
     def _repr_html_(self) -> str:
         """The page in a frame of its own, for notebooks."""

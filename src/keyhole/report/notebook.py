@@ -88,7 +88,7 @@ def card_of_recovery(result: Recovery) -> str:
 
 def card_of_params(params: Family) -> str:
     """Parameters: what they are, and their matrices."""
-    sections = tuple(sections_of(params, None, None, None))
+    sections = tuple(sections_of(params, None, None))
     shapes = ", ".join(f"{name} {tuple(array.shape)}" for name, array in islice(params.arrays().items(), CARD_PICTURES))
     title = params.anatomy.title
     return _card(Report(params.family, title, Headline("plain", params.family, title, shapes), (), sections, {}))

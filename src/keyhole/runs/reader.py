@@ -173,9 +173,9 @@ class Page:
         """What to raise."""
         return FileError(f"{self.path} is damaged ({what}): {AGAIN}")
 
-    def inner(self, name: str) -> Page:
+    def inner(self, name: str, default: dict[str, Any] | None = None) -> Page:
         """An object inside."""
-        return Page(self.path, self._get(name, dict, "an object"))
+        return Page(self.path, self._get(name, dict, "an object", default))
 
     def text(self, name: str, default: str | None = None) -> str:
         """A text."""
@@ -346,10 +346,13 @@ def _verification(page: Page, _: Path) -> SavedVerdict:
     conclusion = page.text("conclusion")
     if conclusion not in {"same", "different", "inconclusive"}:
         raise page.damaged(f"there is no conclusion {conclusion!r}")
-    parts = page.inner("parts")
+    parts, changes = page.inner("parts"), page.inner("changes", {})  # which those of old do not have
+    ratios = page.numbers("ratios").tolist() if "ratios" in page.data else []
     verdict = Verdict(
         conclusion,  # type: ignore[arg-type]  # one of the three
         parts={name: parts.number(name) for name in parts.data},
+        changes={name: changes.number(name) for name in changes.data},
+        ratios=tuple(ratios),
         differing=tuple(Difference(**each.fields(Difference)) for each in page.inside("differing")),
         **page.fields(Verdict),
     )

@@ -54,10 +54,11 @@ def learn(
 ) -> Recovery:
     """Learn a multi-head layer F(X) = Σ softmax(X·Θ·Xᵀ)·X·W from random examples (X, F(X)), and certify it.
 
-    Examples are two arrays, or one of: a file, a folder, a pattern such as "shards/*.npz", a list of these, a stream
+    Examples are two arrays, or one of: a file, a folder, a pattern such as `"shards/*.npz"`, a list of these, a stream
     of pairs or rows, a dictionary of columns. `names` are those of their two arrays. What does not fit into memory
     is worked through shard by shard, by `workers` processes, the Dask cluster at the address `dask`, or any
-    `executor` of futures; bad shards are named and left out only with `skip_bad`.
+    `executor` of futures, who share the starts where examples are two arrays; bad shards are named and left out only
+    with `skip_bad`.
 
     `heads` is their number, or "auto" to find it. `noise` is the standard deviation of the outputs' errors, a `Noise`,
     or "measure" where it is unknown; left out, outputs are taken for exact unless their digits show that they are
@@ -83,6 +84,8 @@ def learn(
     held = None if heldout is None else _whole("heldout", heldout, 1)
     chosen = _one_of("method", method, ("auto", *METHODS))
     others = Workers(_whole("workers", workers, 1), dask, executor)
+    if outputs is not None and others.several:  # no shards to share
+        settings = replace(settings, others=others)
     crew, shared = others.open, others.several
 
     def wanted(length: int, width: int, per_token: int) -> int:
@@ -143,8 +146,6 @@ def _opened(
     """Examples in memory, or those that `inputs` alone names."""
     if outputs is None:
         return open_examples(inputs, names, crew, wanted, seed, skip_bad=skip_bad, shared=shared)
-    if shared:
-        raise UsageError("workers, dask and executor share shards; for arrays in memory, jobs= shares the starts")
     examples = Examples.of(inputs, outputs)
     return nullcontext(OpenExamples(examples, examples.count))
 

@@ -31,12 +31,14 @@ from keyhole.samples.six_phase.method import PhaseSettings, six_phase
 from keyhole.samples.six_phase.rows import NoRows
 from keyhole.samples.source import ArraySource, Source
 from keyhole.samples.sums import SummedFit
-from keyhole.samples.variants import CAUSAL, faint_heads, is_causal, name_biases
+from keyhole.samples.variants import CAUSAL, faint_heads, is_causal, name_biases, nearly_even
 from keyhole.samples.varpro import Progress, VarproFit, VarproSettings
 
 # Rounding errs alike where inputs are alike. In memory those count once; shards are not compared with each other.
 ONCE = "no input stands twice in the shards, whose outputs are rounded"
 
+# Moments of tokens below this part of the largest leave scores free along them: tokens that depend on each other.
+FLAT_TOKENS = 1e-13
 # Exact outputs are fitted to a part of the examples, if there are more: this many numbers per parameter, and this many
 # times d²/(k(k − 1)) examples. With noise all of them help; of shards so many per parameter to begin with.
 FITTED_RATIO, FITTED_PAIRS, NOISY_RATIO = 20.0, 6.0, 80.0
@@ -65,6 +67,15 @@ class _Found:
     def freedom(self) -> float:
         """Numbers in the outputs less those of the layer."""
         return float(max(1, self.evidence.numbers - self.count.parameters))
+
+
+def _shared(hidden: int) -> str:
+    """What is assumed where the tokens of each example agree in something."""
+    what = "one number (or combination of numbers)" if hidden == 1 else f"{hidden} combinations of numbers"
+    return (
+        f"the tokens of each example agree in {what}, as they do here: its part in keys is zero, since it shows "
+        "nowhere, and heads have equal shares of what it adds to the outputs, of which only the sum shows"
+    )
 
 
 @dataclass(frozen=True)
@@ -108,12 +119,16 @@ class Request:
             if self.errors.repeats and self.shares is None:
                 train = train.once()  # rounding errs alike where inputs are alike: they tell nothing more
             self._check_enough(train)
+            if self.polish or self.method != "six-phase":
+                self._check_tokens(train)
             with limit:
                 found = self._learn(train, heldout)
             params, bound = found.evidence.layer, found.count.needed(1.0, 0.0)
             with limit:
                 verdict = self._judge(found, heldout)
             outcome, message, certificate = verdict.outcome, verdict.message, verdict.certificate
+            if found.fitted is not None and (hidden := found.fitted.point.problem.shared.shape[1]):
+                certificate = replace(certificate, assumptions=(*certificate.assumptions, _shared(hidden)))
             if self.errors.repeats and self.shares is not None:
                 certificate = replace(certificate, assumptions=(*certificate.assumptions, ONCE))
             self.details |= verdict.details
@@ -149,7 +164,15 @@ class Request:
         self._check_explained(found, noise)
         rng = np.random.default_rng([self.seed, 0xCE27])
         hidden = self.errors.tolerance > 0 and self.heads != found.fitted.heads
-        return judge(found.evidence, found.count, heldout, noise, rng, Trust(trusted, self.errors.tolerance, hidden))
+        trust = Trust(trusted, self.errors.tolerance, hidden)
+        verdict = judge(found.evidence, found.count, heldout, noise, rng, trust)
+        if (
+            verdict.outcome is Outcome.WRONG_FAMILY
+            and self.heads != 1
+            and (even := nearly_even(found.train)) is not None
+        ):
+            return replace(verdict, outcome=Outcome.UNCERTIFIED, message=f"{even}: {verdict.message}")
+        return verdict
 
     def _check_visible(self) -> None:
         """Whether the outputs can tell anything."""
@@ -183,6 +206,27 @@ class Request:
                 f"{count.sentence()}. At least {needed:,} are needed, {many:,} for a good chance",
             )
 
+    def _check_tokens(self, train: Examples) -> None:
+        """Whether tokens are independent and differ within examples; ends the request where scores would be free."""
+        problem = train.problem()
+        sizes = np.sqrt(np.mean(problem.tokens**2, axis=0))
+        d = train.width
+        if np.all(sizes > 0.0):
+            values = np.linalg.eigvalsh((problem.tokens / sizes).T @ (problem.tokens / sizes))
+            rank = int(np.sum(values > FLAT_TOKENS * values[-1]))
+        else:
+            rank = int(np.linalg.matrix_rank(problem.tokens))
+        if rank < d:
+            raise _Ended(
+                Outcome.NOT_IDENTIFIABLE,
+                f"all tokens lie in {rank} of {d} dimensions, beyond which they say nothing of scores and projections: "
+                f"learn from inputs @ basis, with a basis ({d}, {rank}) of those, such as "
+                f"numpy.linalg.svd(tokens)[2][:{rank}].T",
+            )
+        if problem.shared.shape[1] == d:
+            cause = "the tokens of each example are all the same, and so are its outputs, whatever the scores are"
+            raise _Ended(Outcome.NOT_IDENTIFIABLE, cause)
+
     def _learn(self, train: Examples, heldout: Examples) -> _Found:
         """The fit, what it says of the examples, and those that it was made to."""
         first = None
@@ -191,7 +235,7 @@ class Request:
             if self.heads is None:
                 raise UsageError("the six phases need to be told how many heads there are")
             try:
-                found = six_phase(source, self.heads, self.seed, self.phases)
+                found = six_phase(source, self.heads, self.seed, self.phases, self.progress)
             except NoRows as error:
                 raise _Ended(Outcome.TOO_FEW_EXAMPLES, str(error)) from error
             self.details["six_phase"] = found.figures
@@ -265,6 +309,8 @@ class Request:
             return
         if (faint := faint_heads(fitted.point, rounding)) is not None:
             raise _Ended(Outcome.UNCERTIFIED, faint)
+        if self.heads != 1 and (even := nearly_even(found.train)) is not None:
+            raise _Ended(Outcome.UNCERTIFIED, f"{even}: the fit leaves {fitted.point.relative:.1g} of them over")
         if is_causal(found.train, noise):
             raise _Ended(Outcome.WRONG_FAMILY, CAUSAL)
         left = float(np.sqrt(evidence.rss / found.freedom))
@@ -272,14 +318,14 @@ class Request:
         more = "" if self.heads is None else f" by {self.heads} head{'s' * (self.heads > 1)}"
         said = f"no start explains the examples{more}: {left:.2g} is left over where {expected} was expected; "
         said += self._failure(found)
+        known = name_biases(found.train, fitted.heads, noise, self.settings, self.seed)
+        if known is not None:
+            raise _Ended(Outcome.WRONG_FAMILY, f"{known} ({left:.2g} is left over by a layer without)")
         orders = self.details["first_order_r2"], self.details["low_order_r2"]
         parity = enough_for_low_orders(found.train) and max(orders) < PARITY_LIKE
         disagree = fitted.search.agreement <= max(1, len(fitted.search.traces) // 2)
         if parity and disagree:
             raise _Ended(Outcome.PARITY_LIKE, f"parity-like: {self._failure(found)}; {HARD}")
-        known = name_biases(found.train, fitted.heads, noise, self.settings, self.seed)
-        if known is not None:
-            raise _Ended(Outcome.WRONG_FAMILY, f"{known} ({left:.2g} is left over by a layer without)")
         if not found.count.good:
             raise _Ended(Outcome.TOO_FEW_EXAMPLES, f"{said}; {found.count.sentence()}")
         raise _Ended(Outcome.WRONG_FAMILY, said)

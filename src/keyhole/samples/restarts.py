@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from keyhole.arrays import Floats
-from keyhole.errors import KeyholeError
-from keyhole.executors.base import one_thread_each
+from keyhole.executors.base import Shared, Workers
 from keyhole.families import Family
 from keyhole.families.attention_layer import AttentionLayer
-from keyhole.methods.arithmetic import LOOK, ComputeLimit, partial_result
+from keyhole.methods.arithmetic import ComputeLimit, partial_result
 from keyhole.samples.levenberg_marquardt import ScoreChart, descend
 from keyhole.samples.variable_projection import LayerPoint, LayerProblem
 
-# Standard deviation of the entries of a random start, times the width: logits of about a third.
+# How much logits differ in a random start, whatever the size of tokens: by about a third.
 RANDOM_SIZE = 0.3
 # Entries of the moment that are kept at most; wider tokens are not worth the memory.
 MOST_ENTRIES = 2**25
+ALONE = Workers()
 
 
 def random_start(problem: LayerProblem, heads: int, rng: np.random.Generator) -> Floats:  # (heads, d, d)
     """Small random scores."""
-    return rng.standard_normal((heads, problem.width, problem.width)) * (RANDOM_SIZE / problem.width)
+    return rng.standard_normal((heads, problem.width, problem.width)) * (RANDOM_SIZE / problem.logit_size)
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ def spectral_start(found: Moment, problem: LayerProblem, heads: int, rng: np.ran
     d = problem.width
     known = found.left[:, :heads]
     turn = np.linalg.qr(rng.standard_normal((known.shape[1], known.shape[1])))[0]
-    scores = (known @ turn).T.reshape(-1, d, d) * RANDOM_SIZE
+    scores = (known @ turn).T.reshape(-1, d, d) * (RANDOM_SIZE * d / problem.logit_size)
     missing = heads - scores.shape[0]
     return np.concatenate([scores, random_start(problem, missing, rng)]) + 0.1 * random_start(problem, heads, rng)
 
@@ -111,7 +108,8 @@ class RestartFit:
         chart = ScoreChart(self.rank if self.rank is not None and self.rank < self.problem.width else None)
         with np.errstate(all="ignore"):  # a start that runs away is one that failed
             end = descend(self.problem, scores, good, rng, chart, self.steps)
-        return Trace(number, end.point.scores, end.point.rss, end.point.relative, end.steps, end.products)
+        scores = end.point.scores - end.point.scores @ self.problem.shared @ self.problem.shared.T
+        return Trace(number, scores, end.point.rss, end.point.relative, end.steps, end.products)
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,7 @@ def search(
     seed: int,
     most: int,
     done: Callable[[RestartSearch], bool],
-    jobs: int = 1,
+    workers: Workers = ALONE,
     report: Callable[[int, float], None] | None = None,  # starts done, least relative residual so far
 ) -> RestartSearch:
     """Make up to `most` starts, one after the other as far as the result is concerned, until they are `done`."""
@@ -170,7 +168,7 @@ def search(
         return RestartSearch(fit, tuple(traces)).layer if traces else known
 
     with partial_result(best):
-        for trace in _traces(fit, seed, most, jobs):
+        for trace in _traces(fit, seed, most, workers):
             traces.append(trace)
             if report is not None:
                 report(len(traces), min(each.relative for each in traces))
@@ -179,35 +177,18 @@ def search(
     return RestartSearch(fit, tuple(traces))
 
 
-def _traces(fit: RestartFit, seed: int, most: int, jobs: int) -> Iterator[Trace]:
-    if jobs == 1:
+def _traces(fit: RestartFit, seed: int, most: int, workers: Workers) -> Iterator[Trace]:
+    if most == 1 or not workers.several:
         yield from (fit.start(number, seed) for number in range(most))
         return
-    context = multiprocessing.get_context("spawn")  # threads of BLAS do not survive a fork
-    with one_thread_each(), ProcessPoolExecutor(min(jobs, most), context, _receive, (fit, seed)) as pool:
-        try:
-            futures = [pool.submit(_carry_out, number) for number in range(most)]
-            for future in futures:
-                while not wait([future], timeout=LOOK).done:  # in pieces, so that a limit on the time can end it
-                    pass
-                yield future.result()
-        except BrokenProcessPool as error:
-            raise KeyholeError(
-                "a process that shared the starts died, maybe for want of memory: run again with fewer jobs"
-            ) from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    shared = Shared((fit, seed), "let processes of this machine share the starts, jobs=")
+    with workers.open() as crew:
+        yield from crew.map(_carry_out, range(most), shared)
 
 
-_FIT: dict[str, tuple[RestartFit, int]] = {}  # in a process that shares the starts
-
-
-def _receive(fit: RestartFit, seed: int) -> None:
-    _FIT["fit"] = (fit, seed)
-
-
-def _carry_out(number: int) -> Trace:
-    fit, seed = _FIT["fit"]
+def _carry_out(shared: tuple[RestartFit, int], number: int) -> Trace:
+    """In a worker: one start, within the time that all may take."""
+    fit, seed = shared
     limit = ComputeLimit(lambda: fit.seconds)
     try:
         with limit:

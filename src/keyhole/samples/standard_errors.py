@@ -34,11 +34,20 @@ def standard_errors(point: LayerPoint, rng: np.random.Generator) -> StandardErro
     return _dense(point) if point.scores.size <= DENSE else _sample(point, rng)
 
 
+def held_still(curvature: Floats, directions: Floats) -> Floats:  # (c, c), (d, some) -> (c, c)
+    """Curvature of all scores, which end with their columns, with as much as is usual where scores are zero anyway."""
+    if not directions.size:
+        return curvature
+    usual = np.trace(curvature) / len(curvature) * directions @ directions.T
+    return curvature + np.kron(np.eye(len(curvature) // len(usual)), usual)
+
+
 def _dense(point: LayerPoint) -> StandardErrors:
     problem = point.problem
     (m, d, _), outputs = point.scores.shape, problem.labels.shape[1]
     count = m * d * d
     curvature, inside = point.gram_matrices
+    curvature = held_still(curvature, problem.shared)
     values, vectors = np.linalg.eigh(curvature)
     determined = bool(values[0] > FLAT * values[-1])
     gradient = point.products.backward(point.residual).transpose(1, 0, 2).reshape(-1)
@@ -47,7 +56,7 @@ def _dense(point: LayerPoint) -> StandardErrors:
     # dW = Z⁺·(label errors − J·dΘ)
     inverse = np.linalg.pinv(point.mixed)  # (m·d, rows)
     own = np.sum(inverse**2, axis=1)
-    carried = (inverse @ point.basis) @ inside.reshape(m * d, -1)
+    carried = (inverse @ point.basis) @ inside.reshape(point.basis.shape[1], -1)
     through = np.sum((carried.reshape(-1, count) @ root) ** 2, axis=1).reshape(m, d, outputs)
     return StandardErrors(
         scores, np.sqrt(through + own.reshape(m, d, 1)), True, determined, float(np.linalg.norm(gradient @ root))
@@ -84,4 +93,7 @@ def _sample(point: LayerPoint, rng: np.random.Generator) -> StandardErrors:
 
     gradient = point.products.backward(point.residual)
     unsettled = max(0.0, float(np.vdot(gradient, solve(gradient)))) ** 0.5
-    return StandardErrors(pool(scores), pool(projections), False, True, unsettled)
+    # Dependent tokens leave directions free that no random label shows. What is held still is none of them.
+    sensed = np.sort(kronecker.right)[point.scores.shape[0] * point.problem.shared.shape[1] :]
+    determined = all(each[0] > FLAT * each[-1] for each in (np.sort(kronecker.left), sensed))
+    return StandardErrors(pool(scores), pool(projections), False, determined, unsettled)

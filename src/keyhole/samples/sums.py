@@ -17,7 +17,7 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.families import AttentionLayer
 from keyhole.samples.source import Source
-from keyhole.samples.standard_errors import FLAT, StandardErrors
+from keyhole.samples.standard_errors import FLAT, StandardErrors, held_still
 from keyhole.samples.variable_projection import LayerProblem, mixture
 
 # Entries of the scores up to which JᵀJ is written down: 2 GiB at the most with all its parts would be too much by far.
@@ -102,12 +102,16 @@ class SummedFit:
     scores: Floats  # (m, d, d)
     projections: Floats  # (m, d, d_out)
     sums: LayerSums
+    shared: Floats  # (d, some): directions in which scores are zero, since no key shows them
 
     @classmethod
-    def of(cls, source: Source, scores: Floats, projections: Floats, *, full: bool = True) -> SummedFit:
+    def of(
+        cls, source: Source, scores: Floats, projections: Floats, shared: Floats | None = None, *, full: bool = True
+    ) -> SummedFit:
         """The sums over all examples of a source; without the Jacobian where that would be too large, or on request."""
         at = LayerAt(scores, projections, full=full and scores.size <= MOST_ENTRIES)
-        return cls(scores, projections, source.reduce(at, add))
+        hidden = np.zeros((scores.shape[1], 0)) if shared is None else shared
+        return cls(scores, projections, source.reduce(at, add), hidden)
 
     @property
     def layer(self) -> AttentionLayer:
@@ -155,7 +159,7 @@ class SummedFit:
         curvature = self.sums.curvature.reshape(count, count)
         curvature = curvature - inside.reshape(-1, count).T @ carried.reshape(-1, count)
         gradient = self.sums.gradient.reshape(-1) - carried.reshape(-1, count).T @ self.sums.along_mixed.reshape(-1)
-        return (curvature + curvature.T) / 2, gradient, carried
+        return held_still((curvature + curvature.T) / 2, self.shared), gradient, carried
 
     @cached_property
     def _root(self) -> tuple[Floats, Floats]:

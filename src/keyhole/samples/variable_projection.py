@@ -23,6 +23,8 @@ from keyhole.arrays import Floats
 
 # Columns of Z that are a combination of the others up to this part of their size are left out of the fit.
 DEPENDENT = 1e-11
+# Singular values below this part of the largest are rounding of the tokens themselves.
+AGREES = 64 * np.finfo(float).eps
 # Entries of the Jacobian that are written down at a time.
 BLOCK = 2**22
 
@@ -75,6 +77,33 @@ class LayerProblem:
         values, vectors = np.linalg.eigh(self.tokens.T @ self.tokens)
         return values, vectors
 
+    @cached_property
+    def shared(self) -> Floats:  # (d, some), orthonormal
+        """Directions in which the tokens of each example agree, as in a column of ones: no key shows a score there."""
+        size = np.sqrt(np.mean(self.tokens**2, axis=0))
+        size[size == 0.0] = 1.0
+        apart = (self.inputs - np.mean(self.inputs, axis=1, keepdims=True)).reshape(self.rows, self.width) / size
+        _, values, right = np.linalg.svd(np.linalg.qr(apart, mode="r"))
+        values = np.append(values, np.zeros(self.width - len(values)))
+        hidden = right[values <= AGREES * np.sqrt(self.tokens.size)].T / size[:, None]
+        return np.asarray(np.linalg.qr(hidden)[0])
+
+    @cached_property
+    def logit_size(self) -> float:
+        """How much the logits of an example usually differ where entries of scores are of standard deviation one."""
+        apart = self.inputs - np.mean(self.inputs, axis=1, keepdims=True)
+        k = self.inputs.shape[1]
+        own, other = (float(np.mean(np.linalg.norm(each, axis=2))) for each in (self.inputs, apart))
+        return max(own * other * float(np.sqrt(k / max(1, k - 1))), float(np.finfo(float).tiny))
+
+    def _independent(self, heads: int) -> Floats | None:  # (m·d, m·d − (m − 1)·some), orthonormal
+        """What shows of projections: of their parts along `shared` directions the mean; None where that is all."""
+        count = self.shared.shape[1]
+        if heads == 1 or count == 0:
+            return None
+        others = np.linalg.qr(self.shared, mode="complete")[0][:, count:]
+        return np.hstack([np.kron(np.eye(heads), others), np.kron(np.ones((heads, 1)) / heads**0.5, self.shared)])
+
     def weights(self, scores: Floats) -> Floats:  # (m, d, d) -> (n, k, m, k)
         """Softmax weights of every token in every head."""
         weights = logits(self.inputs, self.turned, scores)
@@ -86,10 +115,12 @@ class LayerProblem:
         """Everything about the fit with the given scores."""
         weights = self.weights(scores)
         mixed = mixture(self.inputs, weights)
-        basis, triangle = orthonormal(mixed)
+        some = self._independent(len(scores))
+        basis, triangle = orthonormal(mixed if some is None else mixed @ some)
         inside = basis.T @ self.labels
         residual = self.labels - basis @ inside
-        return LayerPoint(self, scores, weights, mixed, basis, _solve_triangle(triangle, inside), residual)
+        stacked = _solve_triangle(triangle, inside)
+        return LayerPoint(self, scores, weights, mixed, basis, stacked if some is None else some @ stacked, residual)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +131,7 @@ class LayerPoint:
     scores: Floats  # (m, d, d)
     weights: Floats  # (n, k, m, k)
     mixed: Floats  # (rows, m·d)
-    basis: Floats  # (rows, m·d) orthonormal
+    basis: Floats  # (rows, m·d, or fewer where mixed tokens depend on each other) orthonormal
     stacked: Floats  # (m·d, d_out): projections one below the other
     residual: Floats  # (rows, d_out)
 
@@ -168,6 +199,13 @@ class LayerPoint:
         sensed = self.products.sensed(signs)
         values, vectors = np.linalg.eigh(sensed.T @ sensed / self.problem.rows)
         return Kronecker(*self.problem.token_moments, np.maximum(values, 0.0), vectors)
+
+
+def relative_error(problem: LayerProblem, point: LayerPoint) -> float:
+    """What the layer of a fit leaves over of other examples, over the size of their outputs."""
+    mixed = LayerProblem(problem.inputs, problem.outputs).at(point.scores).mixed
+    left = np.linalg.norm(problem.labels - mixed @ point.stacked)
+    return float(left / max(np.sqrt(problem.energy), np.finfo(float).tiny))
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,8 @@ NO_BIAS = 1e-6
 # Heads whose logits are smaller than this are told apart by terms of their square alone; what a fit leaves over of
 # them is within so many times that.
 FAINT, SECOND_ORDER = 0.05, 10.0
+# Examples hardly show attention that are linear in the mean token but for this part.
+EVEN = 3e-3
 
 
 CAUSAL = (
@@ -47,6 +49,9 @@ def name_biases(examples: Examples, heads: int, noise: float, settings: VarproSe
     Biases are a layer over tokens with a 1 appended: weights add up to one, so that it carries an output bias.
     """
     ones = np.ones((*examples.inputs.shape[:2], 1))
+    tokens = np.linalg.qr(np.concatenate([examples.inputs, ones], axis=2).reshape(-1, examples.width + 1), mode="r")
+    if np.linalg.matrix_rank(tokens) <= examples.width:  # tokens have their 1 already, as one-hot ones do
+        return None
     longer = Examples(np.concatenate([examples.inputs, ones], axis=2), examples.outputs, examples.eps)
     if varpro.count_of(longer, heads).once.ratio < TRIED_RATIO:
         return None
@@ -70,6 +75,20 @@ def name_biases(examples: Examples, heads: int, noise: float, settings: VarproSe
         f"a layer with {' and '.join(found)} explains them: append a 1 to every token and learn that layer, of "
         f"which the "
         "last rows are the biases"
+    )
+
+
+def nearly_even(examples: Examples) -> str | None:
+    """Why heads of examples that hardly show attention are not told apart; None where it shows."""
+    problem = examples.problem()
+    mean = np.repeat(np.mean(examples.inputs, axis=1), examples.length, axis=0)
+    rest = problem.labels - mean @ np.linalg.lstsq(mean, problem.labels, rcond=None)[0]
+    part = float(np.linalg.norm(rest)) / max(float(np.sqrt(problem.energy)), float(np.finfo(float).tiny))
+    if part > EVEN:
+        return None
+    return (
+        f"the outputs are linear in the mean token but for {part:.1g} of them: if heads attend almost evenly, which "
+        f"has what is in terms of {part**2:.1g}, which are too near to rounding and noise to tell heads apart"
     )
 
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from keyhole.arrays import Floats
+from keyhole.executors.base import Workers
 from keyhole.families import AttentionLayer
 from keyhole.samples.examples import ExampleCount, Examples
-from keyhole.samples.restarts import RestartFit, RestartSearch, moment, search
+from keyhole.samples.restarts import ALONE, RestartFit, RestartSearch, moment, search
 from keyhole.samples.variable_projection import LayerPoint
 
 ASSUMPTIONS = (
@@ -58,6 +59,12 @@ class VarproSettings:
     steps: int = 100
     seconds: float = float("inf")  # that one start may take
     tolerance: float = 0.0  # errors are at most this, where it is positive, and nothing else is known of them
+    others: Workers = ALONE  # who shares the starts in place of `jobs` processes
+
+    @property
+    def sharing(self) -> Workers:
+        """Who shares the starts."""
+        return self.others if self.others.several else Workers(self.jobs)
 
 
 @dataclass(frozen=True)
@@ -156,7 +163,7 @@ class _Fits:
             if self.progress is not None:
                 self.progress(f"{heads} head{'s' if heads > 1 else ''}", done, most, relative)
 
-        found = search(self.fit(heads, first), self.seed, most, self.done, self.settings.jobs, report)
+        found = search(self.fit(heads, first), self.seed, most, self.done, self.settings.sharing, report)
         self.starts += len(found.traces)
         return found
 

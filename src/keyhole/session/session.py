@@ -169,18 +169,35 @@ class Session:
                     cut.append(replace(piece, stop=min(piece.stop, piece.start + left)))
                     left -= cut[-1].stop - cut[-1].start
         with self._in_oracle:
-            for number, came in self._in_lanes(gathered, cut, lanes):
-                piece, plan = cut[number], gathered[cut[number].plan].plan
-                answers = copy_of(self._same_shape(came, plan))
-                if self.journal:
-                    self.journal.add(plan.digest, piece.repeat, piece.start, to_numpy(answers))
-                self._count(plan, piece.stop - piece.start, new=True)
-                gathered[piece.plan].place(piece.repeat, piece.start, answers, self.signature)
+            rest = self._ask_pieces(gathered, cut, lanes)
+            while rest:
+                rest = self._ask_pieces(gathered, rest, lanes)
         asked = sum(each.stop - each.start for each in cut)
         for each in missing:
             asked -= each.stop - each.start
             if asked < 0:
                 self._afford(gathered[each.plan].plan, 1)
+
+    def _ask_pieces(self, gathered: Sequence[Gathering], pieces: Sequence[Slice], lanes: Lanes) -> list[Slice]:
+        """Ask several pieces; halves of those that are left where one does not fit into memory."""
+        left = dict(enumerate(pieces))
+        try:
+            for number, came in self._in_lanes(gathered, pieces, lanes):
+                piece, plan = left.pop(number), gathered[pieces[number].plan].plan
+                answers = copy_of(self._same_shape(came, plan))
+                if self.journal:
+                    self.journal.add(plan.digest, piece.repeat, piece.start, to_numpy(answers))
+                self._count(plan, piece.stop - piece.start, new=True)
+                gathered[piece.plan].place(piece.repeat, piece.start, answers, self.signature)
+        except OutOfMemory:
+            largest = max(left.values(), key=lambda each: each.stop - each.start)
+            count = largest.stop - largest.start
+            if count == 1:
+                raise
+            self._halve(gathered[largest.plan].plan, count)
+        else:
+            return []
+        return [half for each in left.values() for half in each.cut(count // 2)]
 
     def _in_lanes(
         self, gathered: Sequence[Gathering], pieces: Sequence[Slice], lanes: Lanes
@@ -189,7 +206,7 @@ class Session:
             for each in pieces:
                 plan = gathered[each.plan].plan
                 label = "" if lanes.copies is None else f"{plan.digest} {each.repeat} {each.start}"
-                yield label, plan.tokens(each.start, each.stop, self.signature.space, self.signature.width)
+                yield label, self._tokens(plan, each.start, each.stop)
 
         if lanes.copies is None and len(pieces) == 1:  # nobody to share it with
             return ((number, self.oracle(tokens)) for number, (_, tokens) in enumerate(batches()))
@@ -265,18 +282,21 @@ class Session:
 
     def _ask_batch(self, plan: Plan, start: int, stop: int) -> Array:
         """The answers to some queries of a plan, in memory of their own."""
-        signature = self.signature
+        tokens = self._tokens(plan, start, stop, self._room(plan, stop - start))
+        with self._in_oracle:
+            answers = self.oracle.ask(tokens) if self._checks_late else self.oracle(tokens)
+            # Copied: it may be memory that the next call writes to.
+            return copy_of(self._same_shape(answers, plan))
+
+    def _tokens(self, plan: Plan, start: int, stop: int, room: Array | None = None) -> Array:
+        """Some queries of a plan."""
         try:
-            tokens = plan.tokens(start, stop, signature.space, signature.width, self._room(plan, stop - start))
+            return plan.tokens(start, stop, self.signature.space, self.signature.width, room)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             count = stop - start
             raise OutOfMemory(f"the tokens of a batch of {count} queries do not fit into memory: {error}") from error
-        with self._in_oracle:
-            answers = self.oracle.ask(tokens) if self._checks_late else self.oracle(tokens)
-            # Copied: it may be memory that the next call writes to.
-            return copy_of(self._same_shape(answers, plan))
 
     def _halve(self, plan: Plan, count: int) -> None:
         """Ask batches of half as many queries from now on: so many did not fit into memory."""

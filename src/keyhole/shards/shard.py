@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -93,6 +94,8 @@ def find_shards(
     """The shards that a path, a folder, a pattern or a list of them names, in order."""
     if isinstance(names, str) or len(names) != 2 or not all(isinstance(each, str) and each for each in names):
         raise UsageError(f"names must be two names of arrays, of inputs and of outputs, not {names!r}")
+    if names[0] == names[1]:
+        raise UsageError(f"names must be of two arrays, not {names[0]!r} twice")
     given = [data] if isinstance(data, str | os.PathLike) else list(data)
     if not given:
         raise UsageError("no shards: the list of files is empty")
@@ -121,19 +124,26 @@ def _paths(text: str) -> list[Path]:
     return [path]
 
 
+def _renamed(path: Path, one: str, two: str) -> Path | None:
+    """The path with the name of another array in it, as a word of its own: the y in x.npy is none."""
+    words = list(re.finditer(rf"(?<![A-Za-z]){re.escape(one)}(?![A-Za-z])", path.stem))
+    last = words[-1] if words else None
+    return None if last is None else path.with_name(f"{path.stem[: last.start()]}{two}{path.stem[last.end() :]}.npy")
+
+
 def _shards(paths: Sequence[Path], names: tuple[str, str]) -> list[Shard]:
     """Files as shards; of .npy files two make one, whose names differ in the name of the array."""
     found = []
     for path in dict.fromkeys(paths):
         if path.suffix != ".npy":
             found.append(Shard(path, path, names))
-        elif names[0] in path.stem:
-            found.append(Shard(path, path.with_name(path.name.replace(names[0], names[1])), names))
-        elif names[1] not in path.stem:
+        elif (partner := _renamed(path, *names)) is not None:
+            found.append(Shard(path, partner, names))
+        elif (partner := _renamed(path, *reversed(names))) is None:
             raise FileError(
                 f"{path}: .npy files come in pairs, {names[0]}.npy beside {names[1]}.npy, or a-{names[0]}.npy beside "
                 f"a-{names[1]}.npy"
             )
-        elif not (partner := path.with_name(path.name.replace(names[1], names[0]))).exists():
+        elif not partner.exists():
             raise FileError(f"{partner}: no such file, whose outputs are in {path}")
     return found

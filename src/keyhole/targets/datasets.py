@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from keyhole.errors import FileError, UsageError
 from keyhole.families import AttentionLayer
 from keyhole.shards.formats import arrays_in
-from keyhole.shards.shard import SUFFIXES, find_shards
+from keyhole.shards.shard import NAMES, SUFFIXES, find_shards
 from keyhole.targets.demos import DEMO_STREAM, read_knobs
 from keyhole.targets.target import Knob
 
@@ -35,7 +35,7 @@ class Data:
     noise: float | None = None  # standard deviation of the outputs' errors, where it is known
 
 
-def open_data(text: str) -> Data:
+def open_data(text: str, names: Sequence[str] = NAMES) -> Data:
     """The examples that `text` names; UsageError or FileError says what is wrong and what is possible."""
     kind, colon, rest = text.partition(":")
     if colon and kind == "demo":
@@ -46,7 +46,7 @@ def open_data(text: str) -> Data:
         return make(text, read_knobs(family, query, knobs))
     files = rest if colon and kind == "file" else text
     try:
-        shards = find_shards(files)
+        shards = find_shards(files, names)
     except UsageError as error:
         raise UsageError(f"{error}. Examples are named like: {EXAMPLES}") from error
     return Data(

@@ -12,11 +12,13 @@ from keyhole.arrays import Array, Floats, to_numpy
 from keyhole.families import Family
 from keyhole.families.base import Sensitivity
 from keyhole.queries import Signature
-from keyhole.verify.judge import AnswerRadii, explain, has_scatter, radii_of, resolutions, sensitivity_of
+from keyhole.verify.judge import AnswerRadii, changes, explain, has_scatter, radii_of, resolutions, sensitivity_of
 from keyhole.verify.verdict import Difference
 
 # Bars below this part of the largest in an answer are taken for so large when it comes to what they hide.
 FINEST = 1e-12
+# Errors over their bars are written down up to this: a bar may be nothing.
+FARTHEST = 1e99
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,23 @@ class Comparison:
             "false_alarm": self.limits.false_alarm,
             "resolution": max(self.parts.values(), default=float("nan")),
             "parts": self.parts,
+            "ratios": tuple(np.minimum(np.nan_to_num(np.max(self.ratios, axis=1), nan=np.inf), FARTHEST).tolist()),
         }
 
     def differing(self) -> tuple[Difference, ...]:
         """Where the oracle differs, where that can be said."""
-        rows = np.ix_(np.arange(len(self.errors)), self.looked_at)
         with np.errstate(all="ignore"):
-            return explain(self.seen, self.errors[rows].ravel(), self.hidden[rows].ravel() / 2)
+            return explain(self.seen, *self._of_parts())
+
+    def changes(self) -> dict[str, float]:
+        """About how much of each part has changed."""
+        with np.errstate(all="ignore"):
+            return changes(self.seen, *self._of_parts())
+
+    def _of_parts(self) -> tuple[Floats, Floats]:  # (rows,), (rows,)
+        """Errors, and what is allowed, of the outputs that parts are of."""
+        rows = np.ix_(np.arange(len(self.errors)), self.looked_at)
+        return self.errors[rows].ravel(), self.hidden[rows].ravel() / 2
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,10 @@ SIZES = 13
 MEDIAN = 0.6745
 # A part is named when no part of another head explains the answers nearly as well: odds of this many to one.
 ODDS = 1e3
+# Steps in which the changes of all parts are fitted together; each raises the likelihood.
+CHANGE_STEPS = 200
+# Parts that have changed by less than this times the most are not told from unchanged ones.
+FAINT = 1e-6
 
 # Rounding of an inner product by unknown arithmetic (another order, factors instead of their product, a fused kernel)
 # over eps·|x|·|y|. One standard deviation is about a third; what is left is for products of factors, whose sizes do not
@@ -191,6 +195,34 @@ def _likelihood(covariance: Floats, errors: Floats, allowed: Floats) -> tuple[fl
         value -= float(np.sum(np.log(np.diag(factor[0]))) + np.sum(np.log(scale)))
         best = max(best, value)
     return best, typical / MEDIAN
+
+
+def changes(seen: Sensitivity, errors: Floats, allowed: Floats) -> dict[str, float]:  # (rows,), (rows,)
+    """About how much of each part has changed, relatively, where all of them may have: by part.
+
+    Random changes of all parts make errors normal, with the sum of the parts' covariances. Their sizes are those of the
+    largest likelihood, found by minorising it, where every step multiplies each by a positive number. It holds to first
+    order: of a part that is another altogether it says only that.
+    """
+    parts = [part for part in seen.parts if np.any(part.powers())]
+    powers = np.sum([part.powers() for part in parts], axis=0)
+    shown = np.flatnonzero((powers > 0) & np.isfinite(errors)) if parts else np.zeros(0, np.intp)
+    if not shown.size:
+        return {}
+    unit = np.sqrt(powers[shown])
+    relative = errors[shown] / unit
+    grams = np.stack([part.gram()[np.ix_(shown, shown)] / np.outer(unit, unit) for part in parts])
+    rest = np.diag((allowed[shown] / 3 / unit) ** 2)
+    typical = max(float(np.mean(relative**2)), np.finfo(np.float64).tiny)
+    found = np.full(len(parts), typical)
+    for _ in range(CHANGE_STEPS):
+        floor = UNMODELLED**2 * typical * np.eye(shown.size)
+        inverse = np.linalg.inv(np.tensordot(found, grams, 1) / typical + (rest + floor) / typical)
+        weighed = inverse @ relative / typical**0.5
+        explained = np.einsum("i,pij,j->p", weighed, grams, weighed)
+        found = found * np.sqrt(explained / np.maximum(np.einsum("ij,pij->p", inverse, grams), 1e-300))
+    sizes = np.sqrt(np.where(found > FAINT**2 * np.max(found), found, 0.0))
+    return {part.label: float(size) for part, size in zip(parts, sizes, strict=True)}
 
 
 def resolutions(

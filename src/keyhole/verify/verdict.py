@@ -27,7 +27,7 @@ class Difference:
         return f"{where or 'it'} by about {self.size:.2g}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verdict:
     """Whether an oracle answers like given parameters.
 
@@ -47,6 +47,8 @@ class Verdict:
     resolution: float = float("nan")  # the smallest relative change of any part that is noticed but for `miss`
     parts: Mapping[str, float] = field(default_factory=dict)  # the same by part
     differing: tuple[Difference, ...] = ()  # where it differs, where that can be said
+    changes: Mapping[str, float] = field(default_factory=dict)  # where different: about how much of each part
+    ratios: tuple[float, ...] = ()  # |prediction − answer| over its radius, the largest of each query
     noise: str | None = None  # how answers err, where that was found out and not declared
     noise_evidence: str | None = None
 
@@ -62,6 +64,19 @@ class Verdict:
             return 0.0
         return 1.0 - (self.miss if self.same else self.false_alarm)
 
+    def by_head(self) -> dict[str, float]:
+        """The largest change of any part of each head, or of each part that belongs to none, by name."""
+        heads: dict[str, float] = {}
+        for part, size in self.changes.items():
+            _, of, head = part.partition(" of ")
+            name = head if of else part
+            heads[name] = max(size, heads.get(name, 0.0))
+        return heads
+
+    def __repr__(self) -> str:
+        """The verdict in words, not all of its figures."""
+        return f"Verdict({self.conclusion}: {self.message}; {self.queries} queries)"
+
     def _repr_html_(self) -> str:
         """A card for notebooks."""
         card: str = on_demand("report.notebook").card_of_verdict(self)
@@ -72,6 +87,7 @@ class Verdict:
         names = ("conclusion", "message", "queries", "new_queries", "worst_error", "worst_ratio", "tolerance")
         said = {name: getattr(self, name) for name in names}
         said |= {name: getattr(self, name) for name in ("confidence", "false_alarm", "miss", "resolution")}
+        said |= {"changes": dict(self.changes), "ratios": list(self.ratios)}
         said |= {"parts": dict(self.parts), "noise": self.noise, "noise_evidence": self.noise_evidence}
         said |= {"differing": [{"head": d.head, "part": d.part, "size": d.size} for d in self.differing]}
         return {

@@ -164,7 +164,7 @@ def compare(
     message = f"answers differ from their predictions by up to {found.worst_error:.2g}, {words}"
     message += f", although they are {noise.noise}" if noise.evidence else ""
     where = f"; what differs is {', '.join(map(str, differing))}" if differing else ""
-    return Verdict("different", message + where, differing=differing, **figures)
+    return Verdict("different", message + where, differing=differing, changes=found.changes(), **figures)
 
 
 def _with_rounding(signature: Signature, answered: Floats) -> Iterator[tuple[Signature, NoiseEstimate]]:

@@ -128,12 +128,34 @@ def test_biases_of_classes_are_read_beside_the_values(biases: list[float]) -> No
     assert kh.recover(oracle_of(kh.Labels(plain, (0, 1, 2))), "labels").params.attention.output_bias is None
 
 
-def test_biases_of_classes_within_a_norm_bound_are_named() -> None:
-    plain = head(4, 20, classes=3).attention
-    truth = kh.Labels(kh.SingleHead(plain.score, plain.value, None, np.array([0.5, -2.0, 0.1])), (0, 1, 2))
-    outcome, message = ending(oracle_of(truth, max_norm=20.0))
-    assert outcome is kh.Outcome.WRONG_FAMILY
-    assert "biases of their own" in message
+@pytest.mark.parametrize(("width", "classes", "max_norm"), [(4, 3, 20.0), (3, 5, 0.3)])
+def test_biases_of_classes_within_a_norm_bound_are_read_beside_the_values(
+    width: int, classes: int, max_norm: float
+) -> None:
+    plain = head(width, 20, classes=classes, scale=max_norm**-2).attention
+    biases = max_norm * 0.2 * np.random.default_rng(20).standard_normal(classes)
+    truth = kh.Labels(kh.SingleHead(plain.score, plain.value, None, biases), tuple(range(classes)))
+    result = kh.recover(oracle_of(truth, max_norm=max_norm), "labels", target_error=1e-5)
+    assert is_inside(result, truth)
+    assert "output_bias" in align(result.params, truth)
+    assert kh.distance(result.params, truth) < 1e-4
+
+
+def test_biases_of_classes_are_read_where_labels_are_wrong_at_times() -> None:
+    rng = np.random.default_rng([1, 8])
+    score, value, biases = rng.standard_normal((2, 2)), rng.standard_normal((2, 3)), 0.2 * rng.standard_normal(3)
+    truth = kh.Labels(kh.SingleHead(score, value, None, biases), (0, 1, 2))
+    flipped = Flipped(oracle_of(truth, max_norm=1.0), 0.05, (0, 1, 2), seed=1)
+    result = kh.recover(flipped, "labels", target_error=1e-3)
+    assert is_inside(result, truth)
+
+
+def test_a_class_of_short_tokens_that_meets_the_others_in_too_few_places_is_named() -> None:
+    values = np.array([[1.0, -1.0, 0.0], [0.5, -0.5, 0.1]])  # the third has one label for a token and its opposite
+    truth = kh.Labels(kh.SingleHead(np.eye(2), values, None, np.array([0.0, 0.1, 0.5])), (0, 1, 2))
+    outcome, message = ending(oracle_of(truth, max_norm=2.0))
+    assert outcome is kh.Outcome.NOT_IDENTIFIABLE
+    assert "too few boundaries" in message
 
 
 def tied(rng: np.random.Generator) -> kh.Labels:
@@ -158,6 +180,9 @@ def test_a_head_that_does_not_choose_is_one() -> None:
     truth = kh.Labels(kh.SingleHead(np.zeros((3, 3)), np.array([1.0, -2.0, 0.5])))
     result = kh.recover(oracle_of(truth), "labels", target_error=1e-4)
     assert is_inside(result, truth)
+    outcome, message = ending(oracle_of(truth, max_norm=1.0))
+    assert outcome is kh.Outcome.UNCERTIFIED
+    assert "allow longer ones" in message
 
 
 def test_single_tokens_are_among_the_held_out_labels() -> None:
@@ -193,6 +218,14 @@ def test_equal_values_and_whole_numbers_are_read() -> None:
     truth = kh.Labels(kh.SingleHead(rng.integers(-2, 3, (6, 6)) * 1.0, np.ones(6)), (0, 1))
     for how in ({}, {"max_norm": 2.0}):
         assert is_inside(kh.recover(oracle_of(truth, **how), "labels"), truth)
+
+
+@pytest.mark.parametrize("values", [[-4.0, 3.0, 2.0, -3.0, 3.0], [4.0, 3.0], [4.0, 1.0, 2.0, 3.0]])
+def test_ratios_that_are_compared_with_themselves_are_no_contradiction(values: list[float]) -> None:
+    """Where a token lies on the boundary rounding answers, for one copy of it otherwise than for sixteen."""
+    score = np.random.default_rng(7).standard_normal((len(values), len(values)))
+    truth = kh.Labels(kh.SingleHead(score, np.array(values)), (0, 1))
+    assert is_inside(kh.recover(oracle_of(truth, max_norm=1.7), "labels", target_error=1e-4), truth)
 
 
 # --- how labels are told
@@ -358,3 +391,16 @@ def test_classes_of_few_tokens_are_found(share: float, max_norm: float | None) -
         truth = kh.Labels(kh.SingleHead(rng.standard_normal((2, 2)), turn @ values), (0, 1, 2))
         result = kh.recover(oracle_of(truth, max_norm=max_norm), seed=seed)
         assert is_inside(result, truth)
+
+
+@pytest.mark.parametrize("max_norm", [None, 2.0])
+def test_a_class_between_two_others_never_occurs(max_norm: float | None) -> None:
+    rng = np.random.default_rng(0)
+    apart = rng.standard_normal((3, 2))
+    head = kh.SingleHead(rng.standard_normal((3, 3)), np.column_stack([apart.mean(axis=1), apart]))
+
+    def answer(tokens: np.ndarray) -> np.ndarray:
+        return np.argmax(np.asarray(head(tokens)), axis=1) * 1.0
+
+    result = kh.recover(kh.FunctionOracle(answer, width=3, answers="labels", max_norm=max_norm), throw=False)
+    assert result.certified, result.message

@@ -58,6 +58,17 @@ def test_gates_of_heads_with_equal_values_keep_their_order(seed: int) -> None:
     check_inside(result, truth)
 
 
+def test_heads_that_are_alike_beside_one_last_token_are_read_beside_another() -> None:
+    rng = np.random.default_rng([29, 77])
+    scores = [10 ** rng.uniform(-1.2, 0.5) * np.outer(*rng.standard_normal((2, 4))) / 2 for _ in range(4)]
+    values = rng.standard_normal((4, 4))
+    values[1] = -values[0]
+    truth = kh.MultiHead([kh.SingleHead(*each) for each in zip(scores, values, strict=True)])
+    result = recover(truth, seed=29, max_norm=NORM, width=4)
+    assert result.certified, result.message
+    check_inside(result, truth)
+
+
 @pytest.mark.parametrize("kind", ["double", "opposite", "factor"])
 def test_free_norms(kind: str) -> None:
     truth = draw(kind, 3, 2)

@@ -469,3 +469,21 @@ def test_answers_of_bfloat16_are_admitted_with_what_was_reached(width):
         whole = (module.out_proj.weight @ module.in_proj_weight[2 * width :]).float().detach().numpy().T
         found = sum(np.asarray(head.value) for head in result.params.heads)
         assert np.linalg.norm(found - whole) < 0.2 * np.linalg.norm(whole)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_float32_answers_that_leave_nothing_to_refine(seed):
+    """At width one fits have next to no errors to explain, and steps that overflow."""
+    rng = np.random.default_rng([seed, 1])
+    heads = [
+        kh.SingleHead(rng.standard_normal((1, 1)), rng.standard_normal((1, 4)), rng.standard_normal(1))
+        for _ in range(3)
+    ]
+    truth = kh.MultiHead(heads)
+
+    def answer(tokens):
+        return truth(tokens).astype(np.float32).astype(float)
+
+    result = kh.recover(kh.FunctionOracle(answer, width=1, noise="float32"), "multi-head", seed=seed, throw=False)
+    assert result.certified, result.message
+    assert covered(result, truth)

@@ -244,8 +244,9 @@ def test_a_target_on_the_command_line(server: Server) -> None:
     target.oracle.close()
 
 
-def test_a_missing_library_is_named() -> None:
-    code = "import sys; sys.modules['orjson'] = None; import keyhole as kh; kh.HttpOracle('http://h/v2/models/m')"
+@pytest.mark.parametrize("library", ["orjson", "pycurl"])
+def test_a_missing_library_is_named(library: str) -> None:
+    code = f"import sys; sys.modules['{library}'] = None; import keyhole as kh; kh.HttpOracle('http://h/v2/models/m')"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "pip install 'keyhole[http]'" in ended.stderr.splitlines()[-1]
 
@@ -275,6 +276,9 @@ def test_a_proxy_is_told_who_asks() -> None:
         address = f"http://me:pass%20word@127.0.0.1:{proxy.port}"
         assert HttpOracle("http://elsewhere.invalid/v2/models/m", proxy=address)(some(width=4)).shape == (5,)
         assert {headers["Proxy-Authorization"] for headers in proxy.seen} == {"Basic bWU6cGFzcyB3b3Jk"}
+        proxy.pages = dict.fromkeys(proxy.pages, (407, {}, b""))
+        with pytest.raises(AccessDenied, match="the proxy asks who you are"):
+            HttpOracle("http://elsewhere.invalid/v2/models/m", proxy=address)
 
 
 def test_certificates_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

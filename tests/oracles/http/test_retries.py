@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,6 @@ from keyhole.errors import (
 )
 from keyhole.inference_protocol import HEADER_LENGTH, decode
 from keyhole.oracles import Counted, HttpOracle, Noisy, Oracle, Rounded, Wrapper
-from keyhole.oracles.http import connections as lines
 from keyhole.oracles.http import retries as x
 from support.served_head import WIDTH, head, some
 from support.serving import Said, as_json, faking, honest, serving
@@ -121,27 +118,6 @@ def test_a_slow_answer_is_a_time_out() -> None:
         with pytest.raises(ServerTimeout, match="raise timeout"):
             oracle(some(width=4))
         assert oracle.retried == {"time-out": 1}
-
-
-def test_an_answer_that_drips_is_a_time_out() -> None:
-    """Every single read is in time, the whole is not."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def drip() -> None:
-            connection, _ = listener.accept()
-            with connection, suppress(OSError):
-                connection.recv(2**16)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n")
-                for _ in range(40):
-                    time.sleep(0.05)
-                    connection.sendall(b" ")
-
-        threading.Thread(target=drip, daemon=True).start()
-        server = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        exchange = x.Exchange(lines.ConnectionPool(server, timeout=0.3), retries=0, patience=9.0, headers={})
-        with pytest.raises(ServerTimeout, match="did not end"):
-            exchange.send("GET", f"{server}/v2", lambda reply: reply.body)
-        exchange.close()
 
 
 def test_closing_ends_a_pause() -> None:

@@ -16,6 +16,7 @@ from keyhole.cli.bench.costs import Costs, Measured, measure
 from keyhole.cli.bench.gpu import cases, measure_gpu, open_gpu
 from keyhole.cli.bench.growth import SERIES, Growth
 from keyhole.cli.bench.machine import in_words, machine
+from keyhole.cli.bench.tables import is_table, print_table_of
 from keyhole.cli.options import (
     DONE,
     FAILED,
@@ -79,7 +80,8 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[TARGET]...",
-            help="Boxes, named as for `keyhole recover`. If none: one of each family, and boxes of growing size.",
+            help="Boxes, named as for `keyhole recover`. If none: one of each family, and boxes of growing size. In a "
+            "clone of the repository also the name of one of its tables, such as coverage.",
         ),
     ] = None,
     method: Annotated[str, method_option()] = "auto",
@@ -109,6 +111,8 @@ def bench(
 
     Example: `keyhole bench 'demo:single-head?width=128' 'demo:relu-net?width=16&neurons=32' --runs 5`
     """
+    if targets is not None and len(targets) == 1 and is_table(targets[0]):
+        return print_table_of(targets[0])
     options = dict(parse_option(text) for text in option or [])
     common = Settings("", method, budget, max_norm=max_norm, noise=noise, options=options, max_seconds=max_seconds)
     if out is not None and out.exists() and not force:

@@ -102,7 +102,7 @@ class NormAfter(Family):
         return self.attention.loudest()
 
     def error_bar(self, radius: NormAfter, tokens: Array, rounding: float) -> Array:  # -> (batch, outputs)
-        """First-order bound on |f_true − f_self| for parameters right within `radius`."""
+        """First-order bound on `|f_true − f_self|` for parameters right within `radius`."""
         inner = self.attention(tokens)
         errors = self.inner_errors(radius, tokens, rounding)
         xp, rounded = namespace(tokens), rounding * (1.0 + cancellation(inner, self.norm))

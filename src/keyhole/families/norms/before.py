@@ -111,7 +111,7 @@ class NormBefore(Family):
         return self.attention.loudest()
 
     def error_bar(self, radius: NormBefore, tokens: Array, rounding: float) -> Array:  # -> as answers
-        """First-order bound on |f_true − f_self| for parameters right within `radius`."""
+        """First-order bound on `|f_true − f_self|` for parameters right within `radius`."""
         seen, rounded = self.normalise(tokens), rounding * (1.0 + cancellation(tokens, self.norm))
         bound = self.attention.error_bar(radius.attention, seen, rounded)  # type: ignore[arg-type]
         return bound + like(radius.epsilon, tokens) * self._slope(tokens)

@@ -95,7 +95,7 @@ class Head(Family):
         return answers if head.output_bias is None else answers + head.output_bias
 
     def error_bar(self, radius: Self, tokens: Array, rounding: float) -> Array:  # -> (batch,) or (batch, outputs)
-        """First-order bound on |f_true − f_self| for parameters right within `radius`: errors add in quadrature."""
+        """First-order bound on `|f_true − f_self|` for parameters right within `radius`: errors add in quadrature."""
         return self._bound(radius, tokens, tokens[:, -1:, :], rounding)[:, 0, ...]
 
     def error_bar_at_all_positions(self, radius: Self, tokens: Array, rounding: float) -> Array:

@@ -177,6 +177,7 @@ function showRun() {
   showQuestions(now, active);
   say("command", run.command);
   showFiles();
+  showAttention();
   const words = run.state === "running" ? `running, stage ${now.stage || "starting"}` : state;
   if (words !== said) { said = words; say("announce", `${run.id}: ${words}`); }
 }
@@ -408,6 +409,63 @@ function paintQuestions(now) {
   canvas.setAttribute("aria-label", `${whole(now.queries)} of ${whole(now.planned)} questions planned so far are answered`);
 }
 
+// --- what heads attend to in a sentence ----------------------------------------------------------------------------
+
+let weights = null;       // of the heads of the run shown
+let opened = 0;           // the head that is large
+async function showAttention() {
+  const key = run.files.includes("attention.safetensors") ? `${run.id} ${run.attempts}` : "", card = $("attention");
+  show(card, key !== "");
+  if (card.dataset.key === key) return;
+  card.dataset.key = key;
+  weights = null;
+  drawAttention();
+  if (key === "") return;
+  const { ok, data } = await ask(`/api/runs/${encodeURIComponent(run.id)}/attention`);
+  if (card.dataset.key !== key) return;  // another run is shown by now
+  if (!ok) { say("attention-note", `${data.error}.`); return; }
+  weights = data;
+  opened = data.heads.reduce((best, head, place) => (head.focus > data.heads[best].focus ? place : best), 0);
+  const apart = data.apart === null ? "" : ` No weight is further than ${figure(data.apart)} from the attention that the model computes itself.`;
+  say("attention-note", `“${data.sentence}” as the heads see it: every row is a token that looks, every column one that is looked at. Point at a square for its weight.${apart}`);
+  drawAttention();
+}
+function drawAttention() {
+  if (!weights) { $("attention-large").replaceChildren(); $("attention-heads").replaceChildren(); return; }
+  const head = weights.heads[opened], name = head.name.charAt(0).toUpperCase() + head.name.slice(1);
+  const sides = [[`${name}, recovered`, head.found], ...(head.original ? [[`${name}, of the model`, head.original]] : [])];
+  $("attention-large").replaceChildren(...sides.map(([title, matrix]) =>
+    make("figure", {}, make("figcaption", {}, title), tokenMap(title, weights.words, matrix))));
+  $("attention-heads").replaceChildren(...weights.heads.map((each, place) => {
+    const canvas = make("canvas", { "aria-hidden": "true" });
+    paint(canvas, weights.words.length, weights.words.length, Int8Array.from(each.found.flat(), (weight) => Math.round(127 * Math.min(weight, 1))));
+    const button = make("button", { type: "button", class: "small" }, canvas, make("small", {}, each.name));
+    button.setAttribute("aria-pressed", String(place === opened));
+    button.addEventListener("click", () => { opened = place; drawAttention(); $("attention-heads").children[place].focus(); });
+    return button;
+  }));
+}
+function tokenMap(title, names, matrix) {
+  const cell = 16, words = names.map((word) => (word.length > 14 ? `${word.slice(0, 13)}…` : word));
+  const room = Math.round(6 * Math.max(...words.map((word) => word.length))) + 6, side = cell * words.length;
+  const looks = matrix.map((row, n) => { const best = row.indexOf(Math.max(...row)); return `${names[n]} at ${names[best]} (${row[best].toFixed(2)})`; });
+  const svg = draw("svg", { class: "tokens", viewBox: `0 0 ${room + side + Math.round(room / 2)} ${room + side}`, role: "img",
+    "aria-label": `${title}, what each token looks at most: ${looks.join("; ")}` });
+  svg.append(draw("rect", { class: "frame", x: room, y: room, width: side, height: side }));
+  words.forEach((word, n) => {
+    const middle = room + cell * (n + 0.5);
+    svg.append(draw("text", { x: room - 4, y: middle + 3.5, "text-anchor": "end" }, word));
+    svg.append(draw("text", { transform: `translate(${middle + 3} ${room - 4}) rotate(-60)` }, word));
+  });
+  matrix.forEach((row, n) => row.forEach((weight, m) => {
+    if (weight < 0.005) return;
+    const square = draw("rect", { x: room + cell * m, y: room + cell * n, width: cell, height: cell, "fill-opacity": (Math.min(weight, 1) ** 0.75).toFixed(2) });
+    square.append(draw("title", {}, `${names[n]} → ${names[m]}: ${weight.toFixed(3)}`));
+    svg.append(square);
+  }));
+  return svg;
+}
+
 // --- comparing -----------------------------------------------------------------------------------------------------
 
 function fillChoices() {
@@ -519,7 +577,7 @@ async function begin() {
   $("to-compare").addEventListener("click", () => goTo(`#compare=${encodeURIComponent(list.slice(0, 2).map((one) => one.id).join(","))}`));
   $("leave-compare").addEventListener("click", () => goTo(selected ? `#run=${encodeURIComponent(selected)}` : "#"));
   addEventListener("hashchange", route);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { showPictures(); if (comparing) showCompare(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { showPictures(); drawAttention(); if (comparing) showCompare(); });
   route();
   const { ok, data } = await ask("/api/form");
   if (!ok) { say("form-error", `${data.error}.`); return; }

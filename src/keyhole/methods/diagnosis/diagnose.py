@@ -72,7 +72,7 @@ FIRST_ROWS, MOST_ROWS = 6, 96
 FEW_ROWS = 4  # behind several outputs, where a head is recovered from so few queries that a rank is soon dearer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnosis:
     """The family of an oracle, the method that recovers it (None: none does), and why."""
 
@@ -100,6 +100,10 @@ class Diagnosis:
     def found(self, what: str) -> str | None:
         """What was found of one property; None where it was not looked for."""
         return next((finding.found for finding in self.findings if finding.what == what), None)
+
+    def __repr__(self) -> str:
+        """What it is, without the evidence."""
+        return f"Diagnosis({self.in_words()}; method {self.method}, {self.queries} queries)"
 
     def _repr_html_(self) -> str:
         """A card for notebooks."""
@@ -162,6 +166,8 @@ class _Diagnosing:
         self.seen.append(answers)
         again = yield from self.exam.ask(questions[:1], repeat=1)
         size = float(np.max(np.abs(answers)))
+        if self.exam.outputs == self.exam.signature.width:  # attention may cancel against a residual
+            size = max(size, float(np.max(np.abs([a, b, x]))))
         apart = float(np.max(np.abs(again - answers[:1])))
         if self.exam.noise.kind in ("exact", "measure"):
             yield from self.exam.ask_noise(answers, apart)
@@ -259,6 +265,10 @@ class _Diagnosing:
         both = single[4 : 4 + SIDES] + single[4 + SIDES :] - 2 * self.at_zero  # a token and its opposite
         off = max(float(np.max(np.abs(added))), float(np.max(np.abs(both))))
         worst = max(worst, off / self.exam.error(float(np.max(np.abs(answers)))))
+        rounded = self.exam.error(float(self.ladder[-1]))
+        if self.exam.outputs == self.exam.signature.width and np.max(np.abs(answers - self.at_zero)) <= rounded:
+            self.exam.say("one token", "undone", "answers are what rounding leaves of the token less itself")
+            return self._diagnosis("attention with a residual", "residual")
         if self.exam.noise.kind == "exact" and 1.0 < worst <= CANCELLATION:  # values of several heads may cancel
             self.exam.rounding, worst = 2 * worst * self.exam.rounding, 0.5
         self.affine = bool(worst <= 1.0)
@@ -345,7 +355,7 @@ class _Diagnosing:
         moved = float(np.max(np.linalg.norm(answers - x, axis=1) / self.exam.error(size)))
         if moved <= 1.0 and (yield from self._moved()) <= 1.0:
             self.exam.say("attention", "none", "other tokens before the last one move no answer")
-            return self._diagnosis("linear in the last token", None)
+            return self._diagnosis("linear in the last token", "relu-net")
         if not (yield from self._weights()):
             return self._diagnosis(UNKNOWN, None)
         return (yield from self._attention(answers, size))

@@ -138,6 +138,21 @@ class _Triage:
             self.exam.say("heads", "several", said)
         return cancels
 
+    def _cancels_behind_errors(self) -> Steps[bool]:
+        """Whether single tokens are answered alike but for errors, and pairs of them are not."""
+        error = 4 * self.exam.error(float(np.max(np.abs(self.zero))))
+        if np.max(np.abs(self.slope)) * self.far > error:
+            return False
+        tokens = self.exam.norm * self.exam.directions(2 * PAIRS)
+        queries = [[token] for token in tokens] + [[*tokens[place : place + 2]] for place in range(0, len(tokens), 2)]
+        moved = np.max(np.abs((yield from self.exam.ask(queries)) - self.zero), axis=1)
+        single, shown = (float(np.max(each)) for each in (moved[: len(tokens)], moved[len(tokens) :]))
+        if not single <= error < shown:
+            return False
+        said = f"single tokens move the answer by {single:.2g} and pairs by {shown:.2g}: the values of heads cancel"
+        self.exam.say("heads", "several", said)
+        return True
+
     def _is_normalised(self, up: Floats) -> Steps[bool]:
         """Whether a token twice as long moves the answer by what it is longer: all else only turns with it."""
         known = self.exam.noise.kind == "exact" and up.size == self.width and 2 * self.far <= self.exam.most
@@ -239,6 +254,8 @@ class _Triage:
         """One head or several, with a residual or without."""
         exact = self.exam.noise.kind in ("exact", "dtype")
         silent = not np.any(self.slope)  # as where sinks have all the weight
+        if self.exam.longest >= 2 and not exact and (yield from self._cancels_behind_errors()):
+            return self._evidence("multi-head")
         if self.exam.longest < 2 or not exact or silent:
             return replace(self._evidence("single-head"), other_parts=silent and self.exam.longest >= 2)
         residual = self.exam.outputs == self.width and (yield from self._residual())

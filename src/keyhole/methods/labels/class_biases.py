@@ -21,6 +21,8 @@ from keyhole.queries import Position, Term, TokenRows
 from keyhole.recovery import Outcome
 
 STAGE = "biases"
+# Tokens of norm one with a shorter mean have no direction in common, as a token and its opposite.
+MEAN = 1e-6
 
 
 def _positions(tokens: Tokens, rays: Floats, exponents: Floats, factor: float) -> list[Position]:
@@ -41,9 +43,12 @@ def ask_has_biases(reader: ClassReader) -> Steps[bool]:
 
 
 def _rays(reader: ClassReader) -> Floats:  # (classes, width)
-    """Directions well inside each class."""
-    means = np.stack([np.mean(reader.vectors[reader.seen == label], axis=0) for label in reader.kind])
-    return np.asarray(means / np.linalg.norm(means, axis=1, keepdims=True))
+    """Directions well inside each class, or of one of its tokens where these have no mean direction."""
+    some = [reader.vectors[reader.seen == label] for label in reader.kind]
+    means = np.stack([np.mean(each, axis=0) for each in some])
+    sizes = np.linalg.norm(means, axis=1, keepdims=True)
+    firsts = np.stack([each[0] for each in some])
+    return np.where(sizes > MEAN, means / np.where(sizes > MEAN, sizes, 1.0), firsts)
 
 
 def ask_biases(reader: ClassReader, values: ClassValues, accuracy: float) -> Steps[ClassValues]:

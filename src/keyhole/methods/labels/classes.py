@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from keyhole.arrays import Floats, Integers
+from keyhole.arrays import Booleans, Floats, Integers
 from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.labels.comparisons import OtherLabel
 from keyhole.methods.labels.score import Rows
 from keyhole.methods.labels.search import Prior, Search
 from keyhole.methods.labels.value import Tokens
@@ -82,12 +83,12 @@ class ClassValues:
     bias_radius: Floats | None = None  # (classes,)
 
 
-class _NewClass(Exception):
+class _NewClass(OtherLabel):
     """Raised where a label is answered that was not seen before."""
 
     def __init__(self, label: float, vector: Floats) -> None:
         super().__init__(label)
-        self.label, self.vector = label, vector
+        self.vector = vector
 
 
 class ClassReader:
@@ -95,12 +96,26 @@ class ClassReader:
 
     def __init__(self, tokens: Tokens, rng: np.random.Generator) -> None:
         self.tokens, self.comparer, self.rng = tokens, tokens.comparer, rng
-        self.vectors, self.seen = np.zeros((0, tokens.width)), np.zeros(0)  # tokens of norm one and their labels
+        self.width = tokens.width  # of vectors, which stand for tokens
+        self.vectors, self.seen = np.zeros((0, self.width)), np.zeros(0)  # of norm one, and the labels of their tokens
 
     def add(self, vectors: Floats, labels: Floats) -> None:
         """Take in tokens whose labels are known."""
         vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         self.vectors, self.seen = np.vstack([self.vectors, vectors]), np.concatenate([self.seen, labels])
+
+    def add_rows(self, rows: Rows) -> None:
+        """Take in tokens and their opposites."""
+        self.add(np.vstack([rows.vectors, -rows.vectors]), np.concatenate([rows.yes, rows.no]))
+
+    def draw(self, count: int) -> Floats:  # (count, width)
+        """Random vectors of norm one."""
+        vectors = self.rng.standard_normal((count, self.width))
+        return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+
+    def has_tokens(self, vectors: Floats) -> Booleans:  # (count, width) -> (count,)
+        """Whether there are tokens that the vectors stand for."""
+        return np.ones(len(vectors), bool)
 
     @property
     def kind(self) -> tuple[float, ...]:
@@ -135,13 +150,12 @@ class ClassReader:
         return self.kind.index(label)
 
     def ask_inside(self, rows: Rows) -> Steps[None]:
-        """Random tokens until they show no more new classes."""
-        self.add(np.vstack([rows.vectors, -rows.vectors]), np.concatenate([rows.yes, rows.no]))
+        """The labels of some tokens, and of random ones until they show no more new classes."""
+        self.add_rows(rows)
         quiet = 0
         for _ in range(MOST_LOOKS):
             known = len(self.kind)
-            drawn = self.rng.standard_normal((LOOKS + LOOKS_PER_CLASS * known, self.tokens.width))
-            drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
+            drawn = self.draw(LOOKS + LOOKS_PER_CLASS * known)
             self.add(drawn, (yield from self._ask(drawn)))
             quiet = quiet + 1 if len(self.kind) == known else 0
             if quiet == QUIET_ROUNDS:
@@ -162,13 +176,14 @@ class ClassReader:
     def _meetings(self, matrix: Floats) -> Floats:  # (width, classes) -> (tokens, width)
         """Tokens where several classes are as likely: a class of few tokens lies where those that are known meet."""
         width, count = matrix.shape
-        drawn = self.rng.standard_normal((MEETINGS * count, width))
+        drawn = self.draw(MEETINGS * count)
         for number in range(len(drawn)):
             most = int(self.rng.integers(2, min(count, width) + 1)) if width > 1 else 1
             for _ in range(MEETING_STEPS):
                 first = np.argsort(-(drawn[number] @ matrix))[:most]
                 normals = np.linalg.qr(matrix[:, first[1:]] - matrix[:, first[:1]])[0]
                 drawn[number] -= normals @ (normals.T @ drawn[number])
+        drawn = drawn[self.has_tokens(drawn)]
         return np.asarray(drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
 
     def ask_values(self, accuracy: float) -> Steps[ClassValues]:
@@ -265,7 +280,7 @@ class ClassReader:
         self, each: Boundary, along: Floats, tangent: float, cell: float
     ) -> Steps[tuple[Floats, Floats] | None]:
         """The normal w + Σ τ_i·q_i, where steps y + ρ(q_i − τ_i·w) return to the boundary, w the direction `along`."""
-        width = self.tokens.width
+        width = self.width
         room = ROOM * float(np.linalg.norm(each.point)) / tangent
         for _ in range(HALVINGS):
             yield from self.refine([each], cell * room / 16)
@@ -297,7 +312,10 @@ class ClassReader:
 
         every = np.arange(len(others))
         ends = np.repeat([-tangent, tangent], len(others))
-        labels = yield from self.ask_numbers(at(np.tile(every, 2), ends))
+        corners = at(np.tile(every, 2), ends)
+        if not np.all(self.has_tokens(corners)):
+            return None
+        labels = yield from self.ask_numbers(corners)
         if not np.array_equal(labels, np.repeat([each.one, each.two], len(others))):
             return None
         search = self.comparer.search(Prior(-tangent, tangent), len(others))
@@ -329,7 +347,7 @@ def _solve_lengths(tree: list[Boundary], rest: list[Boundary], count: int, accur
     equations = steps * (points @ normals.T)
     left, sizes, vectors = svd(equations, full_matrices=True)
     rank = len(tree) - 1
-    if len(sizes) < rank or not sizes[rank - 1] > OPEN * accuracy * sizes[0]:
+    if len(sizes) < rank or (rank and not sizes[rank - 1] > OPEN * accuracy * sizes[0]):  # of two classes one is free
         return None
     lengths = vectors[-1] * np.sign(np.sum(vectors[-1]))
     doubts = (

@@ -23,6 +23,8 @@ TURNS = 16
 MOST_ROUNDS = 2000
 # Answers of one kind in a row after which the bound on the other side is asked for again, at the end and on the way.
 LONG_STREAK, LONGER_STREAK, EARLY_ROUND = 6, 9, 12
+# A number on such a bound is answered by rounding, one this part of its interval beside it is not.
+BESIDE = 2.0**-4
 
 
 class OtherLabel(Unrecoverable):
@@ -176,13 +178,19 @@ class Comparer:
                 f"{np.sum(~asked)} numbers lie beyond all bounds: the labels are of several heads (heads=auto), of "
                 "another family, or set against a threshold beyond all answers, which should be lowered",
             )
-        if not rows.size:
+        checked = rows.size
+        if not checked:
             return
-        votes = yield from ask(rows, at, -1)
-        wrong = int(np.sum((votes > 0) == upwards))
-        if wrong:
-            raise Unrecoverable(
-                Outcome.INCONSISTENT,
-                f"{wrong} of {rows.size} comparisons were answered both ways: labels are wrong at times; declare how "
-                "often (noise=Noise.flipped(rate)), or have it measured (noise='measure')",
-            )
+        outwards = BESIDE * (search.edges[rows, 1] - search.edges[rows, 0]) * np.where(upwards, 1.0, -1.0)
+        search.beyond[rows] = 0.0
+        for part in (0.0, 1.0):  # rounding answers for a number that lies on the bound, and not beside it
+            wrong = ((yield from ask(rows, at + part * outwards, -1)) > 0) == upwards
+            rows, at, upwards, outwards = rows[wrong], at[wrong], upwards[wrong], outwards[wrong]
+            if not rows.size:
+                return
+            search.beyond[rows] = np.abs(outwards)
+        raise Unrecoverable(
+            Outcome.INCONSISTENT,
+            f"{rows.size} of {checked} comparisons were answered both ways: labels are wrong at times; declare how "
+            "often (noise=Noise.flipped(rate)), or have it measured (noise='measure')",
+        )

@@ -88,18 +88,42 @@ def labels(
     comparer = Comparer(signature, rate, ANY_DOUBT / (width * width + width), -1.0, 1.0)
     if heads not in (None, 1):
         return (yield from _ask_heads(comparer, accuracy, target_error, heads, rng))
-    free = signature.max_norm is None and (signature.max_length or 3) > 2
+    free = _is_free(signature)
     ask = _ask_free if free else _ask_bounded
     dense = _directions(rng, LOOKS if free else BOUNDED_LOOKS, places, width)
     try:
         kind, value, score = yield from ask(comparer, accuracy, classes, dense, rng)
     except OtherLabel as error:
-        comparer.ties = True
-        dense = np.vstack([dense, _directions(rng, MANY_LOOKS, None, width)])
-        kind, value, score = yield from ask(comparer, accuracy, classes, dense, rng)
-        if error.label not in kind:  # which no single token that was looked at is answered with
-            raise
+        kind, value, score = yield from _ask_again(comparer, accuracy, classes, dense, rng, error)
     return _estimate(signature, kind, rate, value, score, target_error)
+
+
+def _ask_again(
+    comparer: Comparer, accuracy: float, classes: Any, dense: Floats, rng: np.random.Generator, error: OtherLabel
+) -> Steps[Found]:
+    """Once more where a label was answered that is neither of two: a class of few tokens, or of short ones."""
+    comparer.ties = True
+    many = np.vstack([dense, _directions(rng, MANY_LOOKS, None, dense.shape[1])])
+    free = _is_free(comparer.signature)
+    try:
+        found = yield from (_ask_free if free else _ask_bounded)(comparer, accuracy, classes, many, rng)
+    except OtherLabel:
+        if free:
+            raise
+    else:
+        if error.label in found[0]:
+            return found
+    if free:  # which no single token that was looked at is answered with
+        raise error
+    found = yield from _ask_bounded(comparer, accuracy, classes, dense, rng, biased=True)
+    if error.label not in found[0]:
+        raise error
+    return found
+
+
+def _is_free(signature: Signature) -> bool:
+    """Whether null queries may be asked, of three tokens of any norm."""
+    return signature.max_norm is None and (signature.max_length or 3) > 2
 
 
 def _directions(rng: np.random.Generator, count: int, places: Floats | None, width: int) -> Floats:  # -> (n, width)
@@ -230,19 +254,19 @@ def _ask_free(
 
 
 def _ask_bounded(
-    comparer: Comparer, accuracy: float, classes: Any, dense: Floats, rng: np.random.Generator
+    comparer: Comparer, accuracy: float, classes: Any, dense: Floats, rng: np.random.Generator, *, biased: bool = False
 ) -> Steps[Found]:
-    """Two tokens on either side of a plane where labels change."""
+    """Two tokens on either side of a plane where labels change; classes are known to have biases with `biased`."""
     longest = min(comparer.signature.norm_limit, LONGEST)
     bounded = BoundedValue(comparer, longest, rng)
     yield from bounded.ask_sides(dense)
     kind = _kind(Rows(bounded.vectors, bounded.yes, bounded.no))
     comparer.ties = _is_sign(kind)
-    if len(kind) == 2:
+    if len(kind) == 2 and not biased:
         _check_classes(kind, classes)
         value, score = yield from ask_signs(bounded, kind[0], kind[1], accuracy, rng)
         return kind, value, score
-    kind, values, score = yield from ask_classes(bounded, Tokens(comparer), accuracy, rng)
+    kind, values, score = yield from ask_classes(bounded, Tokens(comparer), accuracy, rng, biased=biased)
     _check_classes(kind, classes)
     return kind, values, score
 

@@ -101,6 +101,7 @@ class Search:
         self.weights = np.ones((count, 1))  # (count, intervals): what answers say, beside the prior
         self.before = prior.mass(self.edges[:, :-1], self.edges[:, 1:])  # (count, intervals): what the prior says
         self.streak = np.zeros(count, np.int64)  # last answers of one kind, negative for below
+        self.beyond = np.zeros(count)  # how far out of their intervals numbers may lie, which lie on their bounds
 
     @property
     def best(self) -> tuple[Floats, Floats]:  # (count,), (count,)
@@ -116,9 +117,9 @@ class Search:
 
     @property
     def radii(self) -> Floats:  # (count,)
-        """Half the lengths of these intervals."""
+        """Half the lengths of these intervals, and how far beyond them numbers may lie."""
         low, high = self.best
-        return 0.5 * (high - low)
+        return 0.5 * (high - low) + self.beyond
 
     def _masses(self, rows: Integers | slice = slice(None)) -> Floats:
         """Probabilities between the edges of some numbers, which add up to one."""

@@ -249,7 +249,7 @@ class _Layer:
                     return (yield from self._ask_before_net())
                 except Unrecoverable as error:
                     if error.outcome is not Outcome.WRONG_FAMILY:
-                        raise
+                        return (yield from self._ask_near_kinks(error, net))
             estimate = yield from self._ask_beside_score_bias(net)
             yield from self._ask_edge_check(estimate)
         except Unrecoverable as error:
@@ -257,6 +257,15 @@ class _Layer:
                 raise
             raise Unrecoverable(error.outcome, f"{error}; {BOUNDED}") from error
         return estimate
+
+    def _ask_near_kinks(self, failure: Unrecoverable, net: ReluNet) -> Steps[Estimate[OneLayer]]:
+        """Mixtures of two random tokens may show nothing, those in a small cell all; else the failure is raised."""
+        if failure.outcome is not Outcome.TOO_NOISY:
+            raise failure
+        try:
+            return (yield from self._ask_beside_score_bias(net))
+        except Unrecoverable:
+            raise failure from None
 
     def _ask_beside_shown_bias(self, net: ReluNet) -> Steps[Estimate[OneLayer]]:
         """Everything beside a score bias, of one head or of several."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from keyhole.errors import UsageError
-from keyhole.oracles.http.connections import ConnectionPool, Proxy
+from keyhole.oracles.http.connections import Connections
 from keyhole.oracles.http.retries import Exchange
 
+NAME = re.compile(r"[A-Za-z0-9_-]+")  # of a header
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+PROXIES = ("http", "https", "socks4", "socks4a", "socks5", "socks5h")
 NO_PROXY = "none"  # what proxy= says where none is to be used, whatever the environment names
 CERTIFICATES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # beside SSL_CERT_FILE, which the ssl module reads itself
 
@@ -45,13 +47,16 @@ class Access:
         """Requests to the server of an address."""
         secret = _secret(self.token_env, url)
         bearer = f"Bearer {secret}" if self.header.lower() == "authorization" else secret
-        parts = urlsplit(url)
+        headers = {**self.headers, **({} if bearer is None else {self.header: bearer})}
+        for name, text in headers.items():
+            if not (NAME.fullmatch(name) and text.isascii() and text.isprintable()):
+                raise UsageError(f"the header {name!r} holds a line break or another unusual character")
         ca = self.ca or next(filter(None, map(os.environ.get, CERTIFICATES)), None)
         return Exchange(
-            ConnectionPool(f"{parts.scheme}://{parts.netloc}", self.timeout, ca, _proxy(self.proxy, url)),
+            Connections(self.timeout, ca, _proxy(self.proxy, url)),
             retries=self.retries,
             patience=self.patience,
-            headers={**self.headers, **({} if bearer is None else {self.header: bearer})},
+            headers=headers,
             secret=secret,
         )
 
@@ -69,6 +74,8 @@ def check_address(url: str, example: str) -> None:
         _ = parts.hostname, parts.port  # the port raises where it is no number
     except ValueError as error:
         raise UsageError(f"{url!r} is no address ({error}): write {example}") from error
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise UsageError(f"{url!r} is no address: what is not ASCII, and spaces, must be written as %xx")
     if parts.username is not None or parts.password is not None:
         raise UsageError("an address must not hold a password: name the environment variable of a token, token_env=")
 
@@ -89,7 +96,7 @@ def _secret(token_env: str | None, url: str) -> str | None:
     return secret
 
 
-def _proxy(address: str | None, url: str) -> Proxy | None:
+def _proxy(address: str | None, url: str) -> str | None:
     """The proxy on the way to an address: the one given, else the environment's; never for this machine itself."""
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -105,15 +112,8 @@ def _proxy(address: str | None, url: str) -> Proxy | None:
         address = address if "//" in address else f"http://{address}"
     try:
         at = urlsplit(address)
-        if at.scheme == "http" and at.hostname and at.path in ("", "/"):
-            return Proxy(at.hostname, at.port or 80, _basic(at.username, at.password))
-    except ValueError:
+        if at.scheme in PROXIES and at.hostname and at.path in ("", "/") and at.port != 0:
+            return address
+    except ValueError:  # the port is no number
         pass
     raise UsageError(f"{named} is no address of a proxy: write http://host:port, or {NO_PROXY} for no proxy")
-
-
-def _basic(user: str | None, password: str | None) -> str | None:
-    """The header in which a proxy is told who asks."""
-    if user is None:
-        return None
-    return "Basic " + base64.b64encode(f"{unquote(user)}:{unquote(password or '')}".encode()).decode()

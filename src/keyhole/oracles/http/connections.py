@@ -1,63 +1,60 @@
-"""Connections to one server, kept open between requests, and names for everything that goes wrong on them.
+"""Requests to one server over libcurl, and names for everything that goes wrong on them.
 
-They are made by the standard library's `http.client`; what travels on them is written and read in `replies`. No
-cookies and no redirects: a token must not travel to another server.
+libcurl keeps connections open, knows TLS and proxies, reads replies of every shape, and gives up where a whole one
+takes too long, however it drips in. No cookies and no redirects: a token must not travel to another server.
 """
 
 from __future__ import annotations
 
-import select
-import socket
 import ssl
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from http import client
-from threading import Lock
-from time import monotonic
-from typing import NamedTuple
-from urllib.parse import urlsplit
+from dataclasses import dataclass
+from threading import Event
+from typing import Any
 
 from keyhole.errors import (
     BadAnswer,
     ConnectionLost,
     KeyholeError,
-    QuestionRefused,
     ServerTimeout,
     ServerUnreachable,
     ServerUntrusted,
     UsageError,
 )
-from keyhole.oracles.http.replies import AnswerTooLong, Deadline, Reply, read_reply, request_head
+from keyhole.optional import extra
 
 CONNECT_SECONDS = 10.0  # to make a connection, where `timeout` allows longer
-IDLE_SECONDS = 3.0  # a connection unused for longer is not used again: many servers close it after 5
+LARGEST_ANSWER = 2**30  # bytes; a server that sends more is not believed
+PIECE = 2**18  # bytes sent or read at a time
+
+PLAIN = ("Accept-Encoding: identity", "Expect:")  # answers as they are, and no pause before a large request
 
 Body = Sequence[bytes | memoryview]  # of a request, in pieces
 
-# What can be raised -> (what it is here, whether to ask again, what to say); the first that fits counts.
-NAMES: tuple[tuple[type[Exception], type[KeyholeError], bool, str], ...] = (
-    (ssl.SSLZeroReturnError, ConnectionLost, True, "the connection ended before the answer did"),
-    (ssl.SSLEOFError, ConnectionLost, True, "the connection ended before the answer did"),
-    (ssl.SSLError, ServerUntrusted, False, "no secure connection"),
-    (TimeoutError, ServerTimeout, True, "no answer in time: raise timeout, or lower batch"),
-    (socket.gaierror, ServerUnreachable, True, "no such host: is the address right?"),
-    (ConnectionRefusedError, ServerUnreachable, True, "no connection: is the server running? are host and port right?"),
-    (client.RemoteDisconnected, ConnectionLost, True, "the connection ended before an answer came"),
-    (ConnectionError, ConnectionLost, True, "the connection was lost"),
-    (client.IncompleteRead, ConnectionLost, True, "the connection ended before the answer did"),
-    (AnswerTooLong, BadAnswer, False, "an answer longer than any should be"),
-    (client.BadStatusLine, BadAnswer, True, "it does not speak HTTP"),
-    (client.LineTooLong, BadAnswer, True, "it does not speak HTTP"),
-    (client.UnknownProtocol, BadAnswer, True, "it does not speak HTTP"),
-    (client.UnknownTransferEncoding, BadAnswer, False, "its answer cannot be read"),
-    (client.UnimplementedFileMode, BadAnswer, False, "its answer cannot be read"),
-    (client.InvalidURL, UsageError, False, "that is no address"),
-    (client.NotConnected, ConnectionLost, True, "the connection was lost"),
-    (client.ImproperConnectionState, ConnectionLost, True, "the connection was lost"),
-    (client.HTTPException, BadAnswer, True, "its answer cannot be read"),
-    (OSError, ConnectionLost, True, "the connection was lost"),
-    (ValueError, QuestionRefused, False, "the request is no valid HTTP"),
-)
+NO_HTTP = (BadAnswer, True, "it does not speak HTTP")
+LOST = (ConnectionLost, True, "the connection was lost")
+UNTRUSTED = (ServerUntrusted, False, "no secure connection: if you trust its certificate, give the file, ca=")
+# Names that libcurl has for failures -> what it is here, whether to ask again, what to say.
+NAMES: dict[str, tuple[type[KeyholeError], bool, str]] = {
+    "OPERATION_TIMEDOUT": (ServerTimeout, True, "no answer in time: raise timeout, or lower batch"),
+    "COULDNT_RESOLVE_HOST": (ServerUnreachable, True, "no such host: is the address right?"),
+    "COULDNT_RESOLVE_PROXY": (ServerUnreachable, True, "no such proxy: is its address right?"),
+    "COULDNT_CONNECT": (ServerUnreachable, True, "no connection: is the server running? are host and port right?"),
+    "GOT_NOTHING": (ConnectionLost, True, "the connection ended before an answer came"),
+    "PARTIAL_FILE": (ConnectionLost, True, "the connection ended before the answer did"),
+    "SEND_ERROR": LOST,
+    "RECV_ERROR": LOST,
+    "ABORTED_BY_CALLBACK": LOST,
+    "UNSUPPORTED_PROTOCOL": NO_HTTP,
+    "FTP_WEIRD_SERVER_REPLY": NO_HTTP,
+    "FILESIZE_EXCEEDED": (BadAnswer, False, "an answer longer than any should be"),
+    "URL_MALFORMAT": (UsageError, False, "that is no address"),
+    "SSL_CONNECT_ERROR": UNTRUSTED,
+    "PEER_FAILED_VERIFICATION": UNTRUSTED,
+    "SSL_CACERT_BADFILE": UNTRUSTED,
+}
+BROKEN = ("SYSCALL", "eof", "Send failure", "Recv failure")  # words of failures of TLS that are those of a connection
+OTHER = (BadAnswer, True, "its answer cannot be read")
 
 
 class Trouble(Exception):
@@ -70,179 +67,131 @@ class Trouble(Exception):
         self.after = after
 
 
-class Connection(client.HTTPConnection):
-    """A connection on which head and body of a request leave together, so that a server wakes up once for both."""
+@dataclass(frozen=True)
+class Reply:
+    """What came back."""
 
-    used = 0.0  # when
+    status: int
+    headers: Mapping[str, str]  # by their names in small letters
+    body: bytes
 
-    def ask(self, method: str, path: str, body: Body, headers: Mapping[str, str], deadline: Deadline) -> Reply:
-        """One request and its reply."""
-        size = {"Content-Length": str(sum(map(len, body)))} if body else {}
-        head = request_head(method, path, {"Accept-Encoding": "identity", **headers, **size})
+
+class Connection:
+    """A connection of libcurl, for one request at a time."""
+
+    def __init__(self, curl: Any, options: Mapping[str, Any], closed: Event) -> None:
+        self._curl, self._handle = curl, curl.Curl()
+        self._head: list[bytes] = []
+        self._pieces: list[bytes] = []
+        self._sent = False
+        callbacks = {
+            "HEADERFUNCTION": self._head.append,
+            "WRITEFUNCTION": self._pieces.append,
+            "XFERINFOFUNCTION": lambda *_: int(closed.is_set()),  # ends it unless 0; called once a second or more often
+            "PREREQFUNCTION": self._before,
+        }
+        for name, value in {**options, **callbacks}.items():
+            self._handle.setopt(getattr(curl, name), value)
+
+    def _before(self, *_: Any) -> int:
+        """Let a request go once: libcurl sends it again, uncounted, where a connection ends before a reply."""
+        again, self._sent = self._sent, True
+        return int(self._curl.PREREQFUNC_ABORT if again else self._curl.PREREQFUNC_OK)
+
+    def ask(self, url: str, body: Body, headers: Mapping[str, str]) -> Reply:
+        """The reply to a request, to POST where it has a body; Trouble where there is none."""
+        curl, handle, content, self._sent = self._curl, self._handle, b"".join(body), False
+        self._head.clear()
+        self._pieces.clear()
+        handle.setopt(curl.URL, url)
+        if content:
+            handle.setopt(curl.POSTFIELDSIZE, len(content))
+            handle.setopt(curl.POSTFIELDS, content)
+        else:
+            handle.setopt(curl.HTTPGET, 1)
+        handle.setopt(curl.HTTPHEADER, [*PLAIN, *(f"{name}: {text}" for name, text in headers.items())])
         try:
-            _send(self.sock, [head, *body])
-        except (BrokenPipeError, ConnectionResetError) as error:
-            with suppress(Exception):  # a server may answer before it has read everything, and close
-                return self._reply(method, deadline)
-            raise error from None
-        return self._reply(method, deadline)
-
-    def _reply(self, method: str, deadline: Deadline) -> Reply:
-        reply, again = read_reply(self.sock, method, deadline)
-        if not again:
-            self.close()
-        return reply
-
-    @property
-    def stale(self) -> bool:
-        """Whether it was closed, or something has come that nobody asked for."""
-        if self.sock is None or monotonic() - self.used > IDLE_SECONDS:
-            return True
-        return bool(select.select([self.sock], [], [], 0)[0])
-
-
-def _send(connection: socket.socket, pieces: Body) -> None:
-    """All pieces in as few calls as possible, without a copy where the system can do that."""
-    if isinstance(connection, ssl.SSLSocket) or not hasattr(connection, "sendmsg"):
-        connection.sendall(b"".join(pieces))
-        return
-    left = [memoryview(piece) for piece in pieces]
-    while left:
-        sent = connection.sendmsg(left)
-        while left and sent >= len(left[0]):
-            sent -= len(left.pop(0))
-        if left:
-            left[0] = left[0][sent:]
-
-
-class Proxy(NamedTuple):
-    """A proxy, and the header in which it is told who asks."""
-
-    host: str
-    port: int
-    authorization: str | None = None
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """What it is told beside the request."""
-        return {} if self.authorization is None else {"Proxy-Authorization": self.authorization}
-
-
-class SecureConnection(Connection, client.HTTPSConnection):
-    """A connection over TLS on which head and body of a request leave together."""
-
-
-class ConnectionPool:
-    """Connections to the server of one address, one for each request under way."""
-
-    def __init__(self, server: str, timeout: float, ca: str | None = None, proxy: Proxy | None = None) -> None:
-        parts = urlsplit(server)
-        self.timeout = timeout
-        self._host, self._port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-        trusted = None if ca is None and parts.scheme != "https" else _trust(ca)
-        self._secure = trusted if parts.scheme == "https" else None
-        self._proxy = proxy
-        self._netloc = parts.netloc
-        self._idle: list[Connection] = []
-        self._busy: set[Connection] = set()
-        self._lock = Lock()
-        self._closed = False
+            handle.perform()
+        except curl.error as error:
+            code, detail = error.args
+            connecting = handle.getinfo(curl.PRETRANSFER_TIME) == 0
+            raise trouble_of(curl, code, detail, url, connecting=connecting) from error
+        lines = (line.decode("latin-1").partition(":") for line in self._head)
+        found = {name.lower(): text.strip() for name, _, text in lines}
+        return Reply(handle.getinfo(curl.RESPONSE_CODE), found, b"".join(self._pieces))
 
     def close(self) -> None:
-        """Close every connection, those in use too."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-            for connection in self._busy:
-                if connection.sock is not None:
-                    with suppress(OSError):
-                        connection.sock.shutdown(socket.SHUT_RDWR)
-        for connection in idle:
-            connection.close()
+        """Not to be used again."""
+        self._handle.close()
+
+
+class Connections:
+    """Connections to one server, kept open between requests."""
+
+    def __init__(self, timeout: float, ca: str | None = None, proxy: str | None = None) -> None:
+        self._curl = curl = extra("pycurl", "http", "asking a server")
+        self._closed = Event()
+        self._idle: list[Connection] = []
+        trusted = ssl.get_default_verify_paths()  # those of the environment, as the ssl module finds them
+        self._options: dict[str, Any] = {
+            "NOSIGNAL": 1,
+            "NOPROGRESS": 0,
+            "PROTOCOLS": curl.PROTO_HTTP | curl.PROTO_HTTPS,
+            "HTTP_VERSION": curl.CURL_HTTP_VERSION_1_1,
+            "TIMEOUT_MS": round(1000 * timeout) or 1,
+            "CONNECTTIMEOUT_MS": round(1000 * min(timeout, CONNECT_SECONDS)) or 1,
+            "MAXFILESIZE_LARGE": LARGEST_ANSWER,
+            "BUFFERSIZE": PIECE,
+            "UPLOAD_BUFFERSIZE": PIECE,
+            "PROXY": proxy or "",  # whoever calls has read the environment
+            "NOPROXY": "",
+            "SSL_OPTIONS": 0 if ca else curl.SSLOPT_NATIVE_CA,
+        }
+        for name, place in (("CAINFO", ca or trusted.cafile), ("CAPATH", None if ca else trusted.capath)):
+            if place is not None:
+                self._options |= {name: place, f"PROXY_{name}": place}
+        if ca is not None:
+            _check_authorities(ca)
+
+    def close(self) -> None:
+        """Close every connection; a request under way ends within a second."""
+        self._closed.set()
+        while self._idle:
+            self._idle.pop().close()
 
     def take(self, url: str) -> Connection:
-        """A connection that is open."""
-        while True:
-            with self._lock:
-                if self._closed:
-                    raise Trouble(ConnectionLost(f"{url}: the oracle was closed"), again=False)
-                connection = self._idle.pop() if self._idle else None
-                if connection is not None:
-                    self._busy.add(connection)
-            if connection is None:
-                return self._open(url)
-            if not connection.stale:
-                return connection
-            self.drop(connection)
+        """A connection that nobody uses."""
+        if self._closed.is_set():
+            raise Trouble(ConnectionLost(f"{url}: the oracle was closed"), again=False)
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return Connection(self._curl, self._options, self._closed)
 
     def give(self, connection: Connection) -> None:
         """Back for the next request."""
-        connection.used = monotonic()
-        with self._lock:
-            self._busy.discard(connection)
-            if not self._closed:
-                self._idle.append(connection)
-                return
-        connection.close()
-
-    def drop(self, connection: Connection) -> None:
-        """Not to be used again."""
-        with self._lock:
-            self._busy.discard(connection)
-        connection.close()
-
-    def _open(self, url: str) -> Connection:
-        host, port = self._proxy[:2] if self._proxy else (self._host, self._port)
-        seconds = min(self.timeout, CONNECT_SECONDS)
-        connection = (
-            Connection(host, port, timeout=seconds)
-            if self._secure is None
-            else SecureConnection(host, port, timeout=seconds, context=self._secure)
-        )
-        if self._proxy and self._secure is not None:
-            connection.set_tunnel(self._host, self._port, self._proxy.headers)
-        try:
-            connection.connect()
-            connection.sock.settimeout(self.timeout)
-        except TimeoutError as error:
-            connection.close()
-            said = "no connection in time: is the address right? is a firewall in the way?"
-            raise Trouble(ServerTimeout(f"{url}: {said}"), again=True) from error
-        except OSError as error:
-            connection.close()
-            raise trouble_of(error, url, connecting=True) from error
-        with self._lock:
-            self._busy.add(connection)
-        return connection
-
-    def ask(self, connection: Connection, method: str, url: str, body: Body, headers: Mapping[str, str]) -> Reply:
-        """One request and its reply on a connection."""
-        path = url.partition(self._netloc)[2]
-        if self._proxy and self._secure is None:
-            path, headers = url, {**headers, **self._proxy.headers}  # a proxy wants all of it
-        try:
-            return connection.ask(method, path, body, {"Host": self._netloc, **headers}, Deadline.after(self.timeout))
-        except (OSError, client.HTTPException, ValueError) as error:
-            raise trouble_of(error, url) from error
+        self._idle.append(connection)
+        if self._closed.is_set():
+            self.close()
 
 
-def trouble_of(error: Exception, url: str, *, connecting: bool = False) -> Trouble:
-    """The error of ours that an exception is."""
-    kind, again, said = next((kind, again, said) for each, kind, again, said in NAMES if isinstance(error, each))
-    if connecting and kind is ConnectionLost:
+def trouble_of(curl: Any, code: int, detail: str, url: str, *, connecting: bool = False) -> Trouble:
+    """The error of ours that a failure of libcurl is."""
+    known = {getattr(curl, f"E_{name}"): entry for name, entry in NAMES.items()}
+    kind, again, said = known.get(code, OTHER)
+    if kind is ServerTimeout and connecting:
+        said = "no connection in time: is the address right? is a firewall in the way?"
+    elif kind is ConnectionLost and connecting:
         kind, said = ServerUnreachable, "no connection: are host and port right?"
-    detail = str(error)
-    if kind is ServerUntrusted:
-        detail = str(getattr(error, "verify_message", "") or getattr(error, "reason", "") or error)
-        plain = "WRONG_VERSION" in detail or "HTTP_REQUEST" in detail
-        said += ": it may speak plain http://" if plain else ": if you trust its certificate, give the file, ca="
-    made = kind(f"{url}: {said}" + (f" ({detail})" if detail else ""))
-    made.__cause__ = error
-    return Trouble(made, again=again)
+    elif kind is ServerUntrusted and any(word in detail for word in BROKEN):
+        kind, again, said = ConnectionLost, True, "the connection ended before it was secure"
+    elif kind is ServerUntrusted and ("wrong version" in detail or "http request" in detail):
+        said = "no secure connection: it may speak plain http://"
+    return Trouble(kind(f"{url}: {said}" + (f" ({detail})" if detail else "")), again=again)
 
 
-def _trust(ca: str | None) -> ssl.SSLContext:
+def _check_authorities(ca: str) -> None:
     try:
-        return ssl.create_default_context(cafile=ca)
+        ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError) as error:
         raise UsageError(f"ca={ca!r} is no file of certificates ({error}): name one in PEM format") from error

@@ -9,8 +9,7 @@ from typing import Any, Literal, TypeVar
 from keyhole.errors import BadAnswer, QuestionRefused, ServerBusy, ServerError, ServerFailed, UnknownModel, UsageError
 from keyhole.inference_protocol import BINARY_EXTENSION, DATATYPES, Malformed, TensorInfo, parse
 from keyhole.noise import Noise
-from keyhole.oracles.http.connections import Trouble
-from keyhole.oracles.http.replies import Reply
+from keyhole.oracles.http.connections import Reply, Trouble
 from keyhole.oracles.http.retries import Exchange
 
 EXAMPLE = "http://127.0.0.1:8000/v2/models/name"
@@ -229,4 +228,4 @@ def _status(exchange: Exchange, url: str) -> int:
 
 def _get(exchange: Exchange, url: str, read: Callable[[Reply], Result]) -> Result:
     """Asked once: whoever starts wants to hear of a wrong address now."""
-    return exchange.send("GET", url, read, again=False)
+    return exchange.send(url, read, again=False)

@@ -18,8 +18,7 @@ from keyhole.optional import extra
 from keyhole.oracles.base import Oracle
 from keyhole.oracles.http.access import Access, check_address, check_whole
 from keyhole.oracles.http.batches import Batches
-from keyhole.oracles.http.connections import Body, Trouble
-from keyhole.oracles.http.replies import Reply
+from keyhole.oracles.http.connections import Body, Reply, Trouble
 from keyhole.oracles.http.retries import Exchange
 from keyhole.oracles.http.tensors import check_answers
 from keyhole.queries import Signature
@@ -163,7 +162,7 @@ class RestOracle(Oracle):
                 raise self._exchange.refuse(reply, self.url)
             return self._read(reply, tokens.shape)
 
-        return self._exchange.send("POST", self.url, read, make)
+        return self._exchange.send(self.url, read, make)
 
     def _read(self, reply: Reply, shape: tuple[int, ...]) -> Array:
         try:

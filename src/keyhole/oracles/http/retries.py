@@ -8,9 +8,11 @@ with Retry-After) for as long as `patience` lasts. Whatever the server does answ
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from threading import Event, Lock
 from time import monotonic, time
@@ -30,10 +32,10 @@ from keyhole.errors import (
     UnknownModel,
 )
 from keyhole.inference_protocol import Malformed, parse
-from keyhole.oracles.http.connections import Body, ConnectionPool, Trouble
-from keyhole.oracles.http.replies import Reply
+from keyhole.oracles.http.connections import Body, Connections, Reply, Trouble
 
 Result = TypeVar("Result")
+Make = Callable[[], tuple[Body, dict[str, str]]]  # makes body and headers of an attempt
 
 FIRST_PAUSE = 0.1  # seconds before a query is asked again; doubled each time
 LONGEST_PAUSE = 10.0
@@ -42,6 +44,23 @@ SHOWN = 300  # characters of a server's own words that an error repeats
 
 # Statuses that say nothing of the query, so that it may be asked again.
 PASSING = (408, 429, 500, 502, 503, 504)
+DENIED = (AccessDenied, "name the environment variable that holds the right token, token_env=")
+BUSY = (ServerBusy, "wait, or ask with fewer connections")
+REFUSALS: dict[int, tuple[type[ServerError], str]] = {
+    401: DENIED,
+    403: DENIED,
+    404: (UnknownModel, "is the name of the model right, and its version?"),
+    407: (AccessDenied, "the proxy asks who you are: proxy=http://user:password@host:port"),
+    408: (ServerTimeout, "lower batch"),
+    413: (QuestionRefused, "lower batch"),
+    429: BUSY,
+    503: BUSY,
+}
+BY_HUNDREDS: dict[int, tuple[type[ServerError], str]] = {
+    3: (ServerUnreachable, "if you trust it, ask there"),
+    4: (QuestionRefused, "the model does not take such tokens"),
+    5: (ServerFailed, "look at the server's log"),
+}
 # What the reasons for asking again are called in a report.
 WORDS: dict[type[KeyholeError], str] = {
     ServerTimeout: "time-out",
@@ -58,7 +77,7 @@ class Exchange:
 
     def __init__(
         self,
-        pool: ConnectionPool,
+        connections: Connections,
         *,
         retries: int,
         patience: float,
@@ -68,7 +87,7 @@ class Exchange:
         self.retries, self.patience = retries, patience
         self.requests = 0
         self.retried: Counter[str] = Counter()
-        self._pool, self._secret = pool, secret
+        self._connections, self._secret = connections, secret
         self._headers = {**headers, "User-Agent": "keyhole"}
         self._lock = Lock()
         self._closing = Event()
@@ -77,7 +96,7 @@ class Exchange:
     def close(self) -> None:
         """End pauses and connections."""
         self._closing.set()
-        self._pool.close()
+        self._connections.close()
 
     def facts(self) -> dict[str, Any]:
         """Requests and repetitions, for the report."""
@@ -85,10 +104,9 @@ class Exchange:
 
     def send(
         self,
-        method: str,
         url: str,
         read: Callable[[Reply], Result],
-        make: Callable[[], tuple[Body, dict[str, str]]] | None = None,
+        make: Make | None = None,
         *,
         again: bool = True,
     ) -> Result:
@@ -98,7 +116,7 @@ class Exchange:
             self._hold()
             attempts += 1
             try:
-                return self._once(method, url, read, make)
+                return self._once(url, read, make)
             except Trouble as trouble:
                 failures += trouble.after is None
                 pause = self._pause(trouble, failures, monotonic() - began) if again or trouble.after else None
@@ -128,53 +146,30 @@ class Exchange:
         if pause > 0:
             self._closing.wait(min(pause, self.patience))
 
-    def _once(
-        self,
-        method: str,
-        url: str,
-        read: Callable[[Reply], Result],
-        make: Callable[[], tuple[Body, dict[str, str]]] | None,
-    ) -> Result:
+    def _once(self, url: str, read: Callable[[Reply], Result], make: Make | None) -> Result:
         """One attempt. A connection that has brought something garbled may bring more of it, and is not used again."""
-        connection = self._pool.take(url)
+        connection = self._connections.take(url)
         try:
             content, headers = make() if make else ((), {})
             with self._lock:
                 self.requests += make is not None
-            result = read(self._pool.ask(connection, method, url, content, {**self._headers, **headers}))
+            result = read(connection.ask(url, content, {**self._headers, **headers}))
         except BaseException:
-            self._pool.drop(connection)
+            connection.close()
             raise
-        self._pool.give(connection)
+        self._connections.give(connection)
         return result
 
     def refuse(self, reply: Reply, url: str) -> Trouble:
         """What a reply other than 200 means."""
-        status, said = reply.status, self._words(reply)
-        what = f"{url} answered {status}{said}"
-        again = status in PASSING
-        error: ServerError
-        if status in (401, 403):
-            error = AccessDenied(f"{what}: name the environment variable that holds the right token, token_env=")
-        elif status == 404:
-            error = UnknownModel(f"{what}: is the name of the model right, and its version?")
-        elif status == 408:
-            error = ServerTimeout(f"{what}: lower batch")
-        elif status == 413:
-            error = QuestionRefused(f"{what}: lower batch")
-        elif status in (429, 503):
-            error = ServerBusy(f"{what}: wait, or ask with fewer connections")
-        elif 300 <= status < 400:
-            error = ServerUnreachable(
-                f"{what}: it sends to {reply.headers.get('location')!r}; if you trust it, ask there"
-            )
-        elif status >= 500:
-            error = ServerFailed(f"{what}: look at the server's log")
-        elif status >= 400:
-            error = QuestionRefused(f"{what}: the model does not take such tokens")
-        else:
-            error = BadAnswer(f"{what}, expected 200")
-        return Trouble(error, again=again, after=retry_after(reply.headers) if status in (429, 503) else None)
+        status, after = reply.status, None
+        kind, said = REFUSALS.get(status) or BY_HUNDREDS.get(status // 100, (BadAnswer, "expected 200"))
+        if status in (429, 503):
+            after = retry_after(reply.headers)
+        if status // 100 == 3:
+            said = f"it sends to {reply.headers.get('location')!r}; {said}"
+        error = kind(f"{url} answered {status}{self._words(reply)}: {said}")
+        return Trouble(error, again=status in PASSING, after=after)
 
     def _words(self, reply: Reply) -> str:
         """The server's own words, in one connection, without the secret should it repeat that."""
@@ -189,26 +184,15 @@ class Exchange:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a server asks to wait: as a number, as a date, or in milliseconds; None where it does not say."""
-    exact = _seconds(headers.get("retry-after-ms"))
-    if exact is not None:
-        return exact / 1000
-    text = headers.get("retry-after")
-    seconds = _seconds(text)
-    if seconds is not None or text is None:
-        return seconds
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time())
-    except (ValueError, TypeError):
-        return None
-
-
-def _seconds(text: str | None) -> float | None:
-    try:
-        number = float(text or "nan")
-    except ValueError:
-        return None
-    return number if 0 <= number < float("inf") else None
+    """Seconds that a server asks to wait: in milliseconds, as a number, or as a date; None where it does not say."""
+    for name, in_a_second in (("retry-after-ms", 1000), ("retry-after", 1)):
+        with suppress(ValueError):
+            seconds = float(headers.get(name) or "nan") / in_a_second
+            if 0 <= seconds < math.inf:
+                return seconds
+    with suppress(KeyError, TypeError, ValueError):
+        return max(0.0, parsedate_to_datetime(headers["retry-after"]).timestamp() - time())
+    return None
 
 
 def _word(error: KeyholeError) -> str:

@@ -11,9 +11,8 @@ import numpy as np
 from keyhole.arrays import Array
 from keyhole.errors import BadAnswer, NonFiniteAnswer, QuestionRefused, ServerFailed, WrongShape
 from keyhole.inference_protocol import HEADER_LENGTH, Malformed, Tensor, decode, encode_pieces
-from keyhole.oracles.http.connections import Body, Trouble
+from keyhole.oracles.http.connections import Body, Reply, Trouble
 from keyhole.oracles.http.metadata import Model
-from keyhole.oracles.http.replies import Reply
 from keyhole.oracles.http.retries import Exchange
 
 # What servers answer to binary tensors that they cannot read; after it JSON is tried, once for all queries.
@@ -63,7 +62,7 @@ class TensorQueries:
                 raise trouble
             return self._read(reply, asked, tokens.shape)
 
-        return self._exchange.send("POST", self._url, read, make)
+        return self._exchange.send(self._url, read, make)
 
     def _wanted(self, *, binary: bool) -> list[dict[str, Any]]:
         """Which output is wanted, and how; none named where the metadata name none."""
@@ -75,7 +74,7 @@ class TensorQueries:
     def _read(self, reply: Reply, asked: str, shape: tuple[int, ...]) -> Array:
         """The answers in a reply; Trouble where it is none to this query, and might be if asked again."""
         try:
-            message, tensors = decode(reply.body, reply.headers.get(HEADER_LENGTH), "outputs")
+            message, tensors = decode(reply.body, reply.headers.get(HEADER_LENGTH.lower()), "outputs")
         except Malformed as error:
             raise Trouble(BadAnswer(f"{self._url}: no answer of the protocol: {error}"), again=True) from error
         found = message.get("id")

@@ -43,6 +43,7 @@ class LayerPart(ABC):
     seen: Seen = field(default_factory=Seen)
 
     name: ClassVar[str]
+    instead: ClassVar[str] = "the part 'attention', or "  # what to ask where this part cannot be
 
     @property
     @abstractmethod
@@ -81,8 +82,8 @@ class LayerPart(ABC):
             raise UsageError(
                 f"the {self.name} of {self.place.name}, asked alone, answers otherwise than in a run of "
                 f"{type(model).__name__}, by {off:.2g} where answers reach {size:.2g}: it reads more than its "
-                "tokens, as layers of a decoder do that attend to an encoder too. Ask the part 'attention', or the "
-                "module with TorchOracle(module, width=..., call=...)"
+                f"tokens, as layers of a decoder do that attend to an encoder too. Ask {self.instead}the module with "
+                "TorchOracle(module, width=..., call=...)"
             )
 
 
@@ -93,7 +94,12 @@ class Layer(LayerPart):
 
     @property
     def module(self) -> Any:
-        """The layer."""
+        """The layer; UsageError where the model has no module that is one."""
+        if self.place.layer is None:
+            raise UsageError(
+                f"{type(self.place.model).__name__} calls no module that is the layer around {self.place.name}: ask "
+                "the part 'attention'"
+            )
         return self.place.layer
 
     def hooks(self, tokens: Any = None) -> list[Any]:  # noqa: ARG002 - its call is given them
@@ -104,7 +110,7 @@ class Layer(LayerPart):
 class Attention(LayerPart):
     """Heads and output projection, without residual and normalisation."""
 
-    name = "attention"
+    name, instead = "attention", ""
 
     @property
     def module(self) -> Any:

@@ -31,7 +31,7 @@ class Place:
 
     name: str  # of the smallest module with all of attention, as the model's tensors begin
     module: Any
-    layer: Any
+    layer: Any  # None where the model calls no module with attention and what belongs to it
     model: Any  # the model, or the part of one, that runs on inputs of its own
     width: int
     entries: tuple[Any, ...]  # linear maps that read the tokens
@@ -154,20 +154,19 @@ def _place(model: Any, name: str, inside: list[_Event], events: list[_Event], at
     core = _common(entries[0].name, last.name)
     modules = dict(model.named_modules())
     around = _around(modules, name, attention)
-    layer = modules[around]
     outside = [
         event for event in events if event.name.startswith(f"{around}.") and not f"{event.name}.".startswith(f"{name}.")
     ]
     behind = {event.name: event.module for event in outside if _has_own_weights(event.module)}
-    whole = next(event for event in events if event.name == around)
-    ends_normed = any(
+    whole = next((event for event in events if event.name == around), None)
+    ends_normed = whole is not None and any(
         _is_norm(event.module) and event.answered.data_ptr() == whole.answered.data_ptr() for event in outside
     )
     following = [event for event in outside if is_linear(event.module) and events.index(event) > events.index(last)]
     return Place(
         name=core,
         module=modules[core],
-        layer=layer,
+        layer=None if whole is None else modules[around],
         model=model,
         width=int(read.shape[-1]),
         entries=tuple(event.module for event in entries),

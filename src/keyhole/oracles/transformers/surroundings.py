@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,11 +31,12 @@ class Call:
 
     def of(self, tokens: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with these tokens."""
+        args, given = [_fresh(each) for each in self.args], {name: _fresh(each) for name, each in self.given.items()}
         if isinstance(self.place, str):
-            return self.args, {**self.given, self.place: tokens}
-        args = list(self.args)
-        args[self.place] = tokens
-        return tuple(args), self.given
+            given[self.place] = tokens
+        else:
+            args[self.place] = tokens
+        return tuple(args), given
 
     @property
     def length(self) -> int:
@@ -138,6 +140,12 @@ def _tensors(call: Call) -> list[Any]:
         elif isinstance(each, dict):
             left = [*each.values(), *left]
     return found
+
+
+def _fresh(argument: Any) -> Any:
+    """The argument; of a cache, which every call would add keys to, a copy."""
+    cache = extra("transformers", "transformers", USER).Cache
+    return copy.deepcopy(argument) if isinstance(argument, cache) else argument
 
 
 def _digest(tensor: Any) -> bytes:

@@ -131,7 +131,7 @@ def _plot(_: Any, axis: Any, chart: Plot) -> None:
         axis.set_aspect("equal")
     axis.set(xlabel=chart.across, ylabel=chart.up)
     labels = [series.label for series in chart.series] + [mark.label for mark in chart.marks]
-    if len(list(filter(None, labels))) > 1:
+    if len(labels) > 1 and any(labels[1:] if len(chart.series) == 1 else labels):
         axis.legend(loc="best", handlelength=1.6, frameon=False)
     tidy(axis)
 

@@ -26,7 +26,7 @@ def as_svg(chart: TokenMap) -> str:
     width, height = room + side + room // 2, room + side
     parts = [
         f'<svg class="tokens" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(chart.alternative)}" '
-        'xmlns="http://www.w3.org/2000/svg" font-size="10">',
+        'font-size="10">',
         f'<rect x="{room}" y="{room}" width="{side}" height="{side}" fill="none" stroke="var(--line)"/>',
     ]
     for number, word in enumerate(words):
@@ -36,14 +36,15 @@ def as_svg(chart: TokenMap) -> str:
             f'transform="translate({middle + 3:.1f} {room - 4}) rotate(-60)"',
         )
         parts += [f'<text {place} fill="var(--ink)">{escape(word)}</text>' for place in places]
+    parts.append(f'<g fill="{COLOUR}">')
     for row, column in np.argwhere(chart.weights >= NOTHING):
         weight = float(chart.weights[row, column])
         said = f"{chart.words[row]} → {chart.words[column]}: {weight:.3f}"
         parts.append(
-            f'<rect x="{room + CELL * column}" y="{room + CELL * row}" width="{CELL}" height="{CELL}" fill="{COLOUR}" '
-            f'fill-opacity="{min(weight, 1.0) ** FADE:.2f}"><title>{escape(said)}</title></rect>'
+            f'<rect x="{room + CELL * column}" y="{room + CELL * row}" width="{CELL}" height="{CELL}" '
+            f'opacity="{min(weight, 1.0) ** FADE:.2f}"><title>{escape(said)}</title></rect>'
         )
-    return "".join([*parts, "</svg>"])
+    return "".join([*parts, "</g></svg>"])
 
 
 def draw_tokens(_: Any, axis: Any, chart: TokenMap) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from keyhole.report.charts import Chart, TokenMap, heat_map, short
-from keyhole.report.content import Panel, Section
+from keyhole.report.content import Panel, Scale, Section
 from keyhole.sentence.token_weights import TokenWeights
 
 # Heads that can be opened beside the one that is large.
 MOST_FOLDED = 24
+# Squares of those, each with its weight in words: more would make the page of a long sentence too large.
+MOST_SQUARES = 10_000
 
 
 def attention_section(sentence: str, layers: Mapping[str, TokenWeights]) -> Section | None:
@@ -23,7 +25,10 @@ def attention_section(sentence: str, layers: Mapping[str, TokenWeights]) -> Sect
     heads.sort(key=lambda place: -layers[place[0]].focus[place[1]])
     (first, number), others = heads[0], heads[1:]
     best = {name: next(place for place in heads if place[0] == name) for name in layers}
-    folded = [best[name] for name in layers if best[name] != heads[0]] if several else sorted(others)
+    shown = [best[name] for name in layers if best[name] != heads[0]] if several else others
+    length = len(layers[first].words)
+    folded = shown[: min(MOST_FOLDED, MOST_SQUARES // (2 * length**2))]
+    folded = folded if several else sorted(folded)
     said = [
         f"“{sentence}” as the heads see it: every row is a token that looks, every column one that is looked at, and "
         "weights of a row add up to at most one. The vectors are those that the model itself gives each layer."
@@ -36,6 +41,8 @@ def attention_section(sentence: str, layers: Mapping[str, TokenWeights]) -> Sect
         )
     if several:
         said.append("Below, all heads as layer·head; under them the head of each layer that shows most.")
+    if len(folded) < len(shown):
+        said.append(f"Of {len(shown)} further heads {len(folded)} are here to be opened.")
     large = tuple(_large(layers[first], number, _title(layers, first, number), "attention"))
     columns = max(len(each.found) for each in layers.values())
     return Section(
@@ -43,6 +50,7 @@ def attention_section(sentence: str, layers: Mapping[str, TokenWeights]) -> Sect
         tuple(said),
         charts=large,
         panels=tuple(_overview(layers)),
+        scale=Scale("0", "1", "rows look, columns are looked at"),
         columns=columns if several else 0,
         folded=tuple(
             Panel(
@@ -50,7 +58,7 @@ def attention_section(sentence: str, layers: Mapping[str, TokenWeights]) -> Sect
                 (_strongest(layers[place[0]], place[1]),),
                 tuple(_large(layers[place[0]], place[1], _title(layers, *place), f"attention-{index}")),
             )
-            for index, place in enumerate(folded[:MOST_FOLDED])
+            for index, place in enumerate(folded)
         ),
     )
 

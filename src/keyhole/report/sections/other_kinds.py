@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,16 +12,19 @@ from keyhole.audit.defences import parse_defence
 from keyhole.audit.protection import protections
 from keyhole.audit.result import Audit
 from keyhole.recovery import Recovery, of_error_bar
-from keyhole.report.charts import LEAST, MOST, Bars, Curves, short
+from keyhole.report.charts import LEAST, MOST, Bars, Curves, Histogram, Mark, short
 from keyhole.report.content import Headline, Report, Section, Table, Tile, Tone, sentence
 from keyhole.report.sections.attention import attention_section
 from keyhole.report.sections.certificate import heldout_section
 from keyhole.report.sections.parameters import heads_of, many_heads
+from keyhole.report.sections.run import detected_ranks
 from keyhole.report.text.diagnosis import describe_diagnosis
 from keyhole.report.text.verdict import describe_verdict
 from keyhole.runs.reader import SavedAudit, SavedDiagnosis, SavedModel, SavedVerdict
+from keyhole.verify.verdict import Verdict
 
 MOST_PARTS = 16  # of a verification that are drawn
+FEW_PARTS = 8  # that are listed beside a picture
 
 
 # --- audit ------------------------------------------------------------------------------------------------------
@@ -107,7 +111,7 @@ def report_of_verdict(saved: SavedVerdict) -> Report:
         tiles.append(Tile(short(verdict.resolution), "change of any part that is noticed", f"but for {verdict.miss:g}"))
     tiles.append(Tile(f"{100 * verdict.confidence:.6g} %", "confidence"))
     lines = tuple(line for line in describe_verdict(verdict, saved.label, saved.claimed) if line[0] != "verdict")
-    sections = [Section("The box and the parameters", facts=lines)]
+    sections = [*_difference_sections(verdict), Section("The box and the parameters", facts=lines)]
     if verdict.differing:
         rows = tuple(
             ("" if each.head is None else f"head {each.head}", (each.part or "").replace("_", " "), short(each.size))
@@ -116,6 +120,40 @@ def report_of_verdict(saved: SavedVerdict) -> Report:
         sections.append(Section("Where they differ", table=Table(("head", "part", "relative change, about"), rows)))
     sections += _resolution_section(saved)
     return Report("verification", saved.label, headline, tuple(tiles), tuple(sections), saved.record)
+
+
+def _difference_sections(verdict: Verdict) -> Iterator[Section]:
+    """How far answers are from their predictions, and about how much of each head has changed."""
+    heads = {name: size for name, size in verdict.by_head().items() if size <= MOST}
+    if heads and any(heads.values()):
+        listed = ", ".join(f"{name} {short(size)}" for name, size in heads.items())
+        words = f"Bars of about how much of each head has changed, relatively: {listed}."
+        title = "How much of each head differs" if any(name.startswith("head ") for name in heads) else "What differs"
+        across = "about how much has changed, relative to its size"
+        chart = Bars("changes", title, words, tuple(heads), (("change", tuple(heads.values())),), across)
+        rows = sorted(verdict.changes.items(), key=lambda item: -item[1])
+        table = Table(
+            ("part", "changed by about"), tuple((name, short(size)) for name, size in rows[:FEW_PARTS] if size)
+        )
+        said = (
+            "The changes of all parts that together explain the answers best, if they are random ones. Above a tenth "
+            "they are rough, since answers then no longer move in proportion."
+        )
+        yield Section(title, (said,), table=table, charts=(chart,))
+    ratios = np.array([each for each in verdict.ratios if each > 0])
+    if ratios.size:
+        exact = f", {len(verdict.ratios) - ratios.size} more are exactly 0" if ratios.size < len(verdict.ratios) else ""
+        outside = int(np.sum(ratios > 1))
+        words = (
+            f"Histogram of {ratios.size} errors of answers over their error bars{exact}, from "
+            f"{short(float(ratios.min()))} to {short(float(ratios.max()))}; {outside} lie beyond them."
+        )
+        mark = Mark(1.0, "error bar")
+        histogram = Histogram(
+            "differences", f"Answers less predictions{exact}", words, (("answers", ratios),), "error over its bar", mark
+        )
+        said = f"{outside or 'None'} of {len(verdict.ratios)} answers lie{'s' * (outside == 1)} beyond the error bar."
+        yield Section("Answers and predictions", (said,), charts=(histogram,))
 
 
 def _resolution_section(saved: SavedVerdict) -> Iterator[Section]:
@@ -179,7 +217,7 @@ def report_of_model(saved: SavedModel) -> Report:
         tiles.append(Tile(short(worst), "from the weights in the file", "relatively, the worst layer"))
     tiles.append(Tile(f"{sum(each.stats.seconds for each in results.values()):.1f} s", "time"))
     rows = tuple(_layer_row(name, result, saved.layers[name].distance) for name, result in results.items())
-    columns = ("layer", "outcome", "heads", "queries", "fewest possible", "largest held-out error", "from the file")
+    columns = ("layer", "outcome", "heads", "queries", "fewest possible", "held-out error, relative", "from the file")
     seen = saved.attention
     lead = None if seen is None else attention_section(seen.sentence, seen.layers)
     sections = [] if lead is None else [lead]
@@ -197,7 +235,7 @@ def _layer_row(name: str, result: Recovery, distance: float | None) -> tuple[str
         str(len(heads_of(result.params))),
         f"{stats.queries:,}",
         f"{stats.counting_bound:,}" if stats.counting_bound else "",
-        short(result.certificate.worst_error) if np.isfinite(result.certificate.worst_error) else "",
+        short(result.certificate.typical_error) if np.isfinite(result.certificate.worst_error) else "",
         "" if distance is None else short(distance),
     )
 
@@ -206,8 +244,7 @@ def _layer(name: str, result: Recovery, prefix: str) -> Iterator[Section]:
     heads = heads_of(result.params)
     if not heads:
         return
-    found = many_heads(heads, (), (), prefix)
+    found = many_heads(heads, (), (), prefix, detected_ranks(result))
     check = heldout_section(result, "sequences", prefix)
-    yield Section(
-        f"Layer {name}", found.said + check.said[:1], charts=(*found.charts, *check.charts), panels=found.panels
-    )
+    charts = (*found.charts, *check.charts)
+    yield replace(found, title=f"Layer {name}", said=found.said + check.said[:1], charts=charts)

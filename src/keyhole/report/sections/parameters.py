@@ -24,7 +24,7 @@ from keyhole.report.charts import (
     limit_of,
     short,
 )
-from keyhole.report.content import Panel, Section
+from keyhole.report.content import Panel, Scale, Section
 from keyhole.report.sections.nets import net_section
 
 # Singular values up to this part of the largest are rounding.
@@ -32,18 +32,22 @@ ROUNDING = 1e-12
 
 
 def sections_of(
-    params: Family | None, radius: Family | None, truth: Family | None, rank: int | None
+    params: Family | None, radius: Family | None, truth: Family | None, ranks: Sequence[int] = ()
 ) -> Iterator[Section]:
-    """What there is to see of parameters: their heads, and the net behind or instead of them."""
+    """What there is to see of parameters: their heads, and the net behind or instead of them.
+
+    `ranks` are those that were detected of the heads' score matrices.
+    """
     if params is None:
         return
     anatomy = params.anatomy
     known = truth.anatomy if truth is not None and truth.family == params.family else Anatomy("")
     if anatomy.numbered:
         if anatomy.heads:
-            yield many_heads(anatomy.heads, heads_of(radius), known.heads)
+            yield many_heads(anatomy.heads, heads_of(radius), known.heads, ranks=ranks)
     elif anatomy.heads:
-        yield _one_head(anatomy.heads[0], known.heads[0] if known.heads else None, rank, only_score=anatomy.behind)
+        rank, true = ranks[0] if ranks else None, known.heads[0] if known.heads else None
+        yield _one_head(anatomy.heads[0], true, rank, only_score=anatomy.behind)
     if anatomy.net is not None:
         yield net_section(anatomy.net, None if anatomy.behind else known.net, behind=anatomy.behind)
 
@@ -119,34 +123,53 @@ def _spectrum(matrices: Sequence[tuple[str, Floats]], rank: int | None) -> Plot:
 
 
 def many_heads(
-    heads: Sequence[SingleHead], radii: Sequence[SingleHead], truth: Sequence[SingleHead], prefix: str = ""
+    heads: Sequence[SingleHead],
+    radii: Sequence[SingleHead],
+    truth: Sequence[SingleHead],
+    prefix: str = "",
+    ranks: Sequence[int] = (),
 ) -> Section:
     """A panel for each of several heads; `prefix` sets names of pictures apart from those of other layers."""
     true = matched(heads, truth)
     limit = limit_of(*(clean(head.score) for head in heads))
     panels = tuple(
         _panel(
-            number, head, radii[number] if number < len(radii) else None, true[number] if true else None, limit, prefix
+            number,
+            head,
+            radii[number] if number < len(radii) else None,
+            true[number] if true else None,
+            limit,
+            prefix,
+            ranks[number] if len(ranks) == len(heads) else _rank(clean(head.score)),
         )
         for number, head in enumerate(heads)
     )
     said = [
         f"{len(heads)} head{'s' * (len(heads) != 1)} of width {heads[0].width}, each with a score matrix that decides "
         "which token is attended to and a value that is added up. No query can tell their order. "
-        f"All panels have one colour scale, from {short(-limit)} (blue) over zero (blank) to {short(limit)} (red)."
+        "All panels have one colour scale."
     ]
     if heads[0].width > PANEL_PIXELS:
         said.append("Matrices are thinned out: each pixel is the largest in size of the entries it stands for.")
     charts = (_norms(heads, prefix), _spectra(heads, prefix))
-    return Section("The heads", tuple(said), charts=charts, panels=panels)
+    ways = "rows are coordinates of the attended token, columns of the last one"
+    return Section(
+        "The heads", tuple(said), charts=charts, panels=panels, scale=Scale(short(-limit), short(limit), ways)
+    )
 
 
 def _panel(
-    number: int, head: SingleHead, radius: SingleHead | None, truth: SingleHead | None, limit: float, prefix: str
+    number: int,
+    head: SingleHead,
+    radius: SingleHead | None,
+    truth: SingleHead | None,
+    limit: float,
+    prefix: str,
+    rank: int,
 ) -> Panel:
     found, value = clean(head.score), clean(head.value)
     said = [f"value of norm {short(float(np.linalg.norm(value)))}"]
-    said.append(f"score of norm {short(float(np.linalg.norm(found)))}, rank {_rank(found)}")
+    said.append(f"score of norm {short(float(np.linalg.norm(found)))}, rank {rank}")
     if radius is not None:
         said.append(f"error bars ± {short(largest(radius.score))} and ± {short(largest(radius.value))} at most")
     title = f"Head {number}"
@@ -174,13 +197,18 @@ def _norms(heads: Sequence[SingleHead], prefix: str) -> Bars:
 
 
 def _spectra(heads: Sequence[SingleHead], prefix: str) -> Plot:
-    series, firsts, lasts = [], [], []
+    series: list[Series] = []
+    firsts, lasts = [], []
     for head in heads:
         values = floats(np.linalg.svd(clean(head.score), compute_uv=False))
         seen = values > 0
         if not np.any(seen):
             continue
-        series.append(Series("", np.arange(1.0, len(values) + 1)[seen], values[seen], "line"))
+        series.append(
+            Series(
+                "" if series else "a line for each head", np.arange(1.0, len(values) + 1)[seen], values[seen], "line"
+            )
+        )
         firsts.append(float(values[seen][0]))
         lasts.append(float(values[seen][-1]))
     words = f"Plot of the singular values of the score matrices of {len(heads)} heads on a logarithmic scale"

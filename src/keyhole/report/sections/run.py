@@ -42,7 +42,7 @@ def report_of_run(saved: SavedRun) -> Report:
         None if saved.attention is None else attention_section(saved.attention.sentence, saved.attention.layers),
         _box(saved),
         examples_section(result) if saved.learned else _queries(result),
-        *sections_of(result.params, radius, saved.truth, detected_rank(result)),
+        *sections_of(result.params, radius, saved.truth, detected_ranks(result)),
         heldout_section(result, "examples" if saved.learned else "sequences"),
         error_section(result.params, radius, errors, saved.truth, result.outcome in PROVEN),
         _diagnosis(result),
@@ -68,11 +68,14 @@ def headline(result: Recovery) -> Headline:
     return Headline("bad", word, title, said, result.outcome.value)
 
 
-def detected_rank(result: Recovery) -> int | None:
-    """The rank of the score matrix, where the method has found one."""
+def detected_ranks(result: Recovery) -> tuple[int, ...]:
+    """The ranks of the score matrices, by head, where the method has found them."""
     details = result.stats.details
-    rank = details.get("rank", details.get("rank_above_noise"))
-    return rank if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 else None
+    names = ("rank", "rank_above_noise", "score_ranks", "ranks")
+    found = next((details[name] for name in names if name in details), ())
+    ranks = found if isinstance(found, list | tuple) else (found,)
+    whole = all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in ranks)
+    return tuple(ranks) if whole else ()
 
 
 def _tiles(saved: SavedRun) -> Iterator[Tile]:

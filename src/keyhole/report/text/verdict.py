@@ -23,6 +23,11 @@ def describe_verdict(verdict: Verdict, label: str, claimed: str) -> Iterator[tup
         yield "tolerance", f"every part may differ by {verdict.tolerance:g} of its norm"
     if verdict.worst_error == verdict.worst_error:
         yield "answers", f"largest error {verdict.worst_error:.2g}, {of_error_bar(verdict.worst_ratio)}"
+    if changed := {name: size for name, size in verdict.by_head().items() if size}:
+        most = sorted(changed.items(), key=lambda item: -item[1])
+        listed = ", ".join(f"{name} {size:.1e}" for name, size in most[:FEW])
+        more = f" and {len(most) - FEW} more" if len(most) > FEW else ""
+        yield "changed", f"what explains the answers best, about so much of each: {listed}{more}"
     if verdict.parts:
         coarsest = sorted(verdict.parts.items(), key=lambda item: -item[1])[:FEW]
         listed = ", ".join(f"{name} {size:.1e}" for name, size in coarsest)

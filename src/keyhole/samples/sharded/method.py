@@ -93,7 +93,10 @@ def shards_of(data: Any, names: Sequence[str], stack: ExitStack) -> list[Shard]:
 
 
 def _array(column: Any) -> Any:
-    return column if array_api_compat.is_array_api_obj(column) else np.asarray(column)
+    try:
+        return column if array_api_compat.is_array_api_obj(column) else np.asarray(column)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"a column is no array of numbers: {error}") from error
 
 
 def _all_of(found: Survey) -> Examples:

@@ -68,15 +68,16 @@ def refine(source: Source, point: LayerPoint, *, wanted: bool) -> tuple[ShardEvi
     Where that is not wanted, since outputs are exact or of a rank that steps would leave, or where the sums would be
     too large, all examples judge the fit to the part.
     """
+    hidden = point.problem.shared
     full = wanted and point.scores.size <= MOST_ENTRIES
-    best, passes, size = SummedFit.of(source, point.scores, point.projections, full=full), 1, 1.0
+    best, passes, size = SummedFit.of(source, point.scores, point.projections, hidden, full=full), 1, 1.0
     if not full:
         return ShardEvidence(best, point, refined=False), passes
     while passes < PASSES:
         scores, projections, promised = best.step()
         if promised <= IRRELEVANT * best.rss / best.numbers or not np.all(np.isfinite(scores)):
             break
-        moved = SummedFit.of(source, best.scores + size * scores, best.projections + size * projections)
+        moved = SummedFit.of(source, best.scores + size * scores, best.projections + size * projections, hidden)
         passes += 1
         if moved.rss < best.rss:
             best, size = moved, min(1.0, 2 * size)

@@ -13,7 +13,7 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.samples.six_phase.rows import Rows, certified, constraints, least_norm
 from keyhole.samples.source import Source
-from keyhole.samples.variable_projection import LayerPoint, LayerProblem
+from keyhole.samples.variable_projection import LayerPoint, LayerProblem, relative_error
 
 # Examples that sweeps use, a part of them to judge by; numbers per parameter where that is more.
 SWEEP_EXAMPLES, JUDGED_PART, SWEEP_RATIO = 3000, 1 / 4, 20
@@ -42,13 +42,6 @@ def sculpt_heads(source: Source, scores: Floats, sweeps: int = SWEEPS) -> tuple[
         if found > (1 - WORTH) * before:
             break
     return best.scores, best.projections, error, made
-
-
-def relative_error(problem: LayerProblem, point: LayerPoint) -> float:
-    """What the layer of a fit leaves over of other examples, over the size of their outputs."""
-    mixed = LayerProblem(problem.inputs, problem.outputs).at(point.scores).mixed
-    left = np.linalg.norm(problem.labels - mixed @ point.stacked)
-    return float(left / max(np.sqrt(problem.energy), np.finfo(float).tiny))
 
 
 def _with_head(problem: LayerProblem, point: LayerPoint, head: int) -> LayerPoint:

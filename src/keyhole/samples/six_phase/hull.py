@@ -12,16 +12,17 @@ import numpy as np
 from keyhole.arrays import Floats
 from keyhole.errors import UsageError
 from keyhole.samples.source import Source
-from keyhole.samples.variable_projection import LayerProblem, mixture
+from keyhole.samples.variable_projection import LayerProblem, mixture, relative_error
 
 # Points of the net along each direction at most, its radius over that of the proxy, and how often it is refined.
 MOST_POINTS = {1: 41, 2: 15, 3: 9}
 LEAST_POINTS = 5  # three are the middle and the ends of every direction: no net
-RADIUS, REFINEMENTS = 2.2, 5
+RADIUS, REFINEMENTS, FEW_REFINEMENTS = 2.2, 12, 5  # fewer where finer nets take long, of four heads or more
 # Numbers of the table that compares points of a net: half a gigabyte.
 LARGEST_TABLE = 2**26
-# Examples by which points of the net are compared, and the random sets that exchanges begin with.
-NET_EXAMPLES, EXCHANGES = 1000, 12
+# Examples by which points of the net are compared, others by which a set of them is chosen, and what it is chosen from:
+# the best pairs, or where exchanges end that begin with random sets.
+NET_EXAMPLES, CHOICE_EXAMPLES, CANDIDATES, EXCHANGES = 1000, 500, 12, 12
 # Relative ridge of the least squares inside the net: points of it may coincide.
 NET_RIDGE = 1e-9
 
@@ -100,7 +101,9 @@ def net(
     free = heads - 1
     if free == 0:
         return hull.proxy[None], {"points": 1}
-    problem = LayerProblem(*source.some(NET_EXAMPLES))
+    inputs, outputs = source.some(NET_EXAMPLES + CHOICE_EXAMPLES)
+    cut = max(1, len(inputs) - min(CHOICE_EXAMPLES, len(inputs) // 3))
+    problem, apart = LayerProblem(inputs[:cut], outputs[:cut]), LayerProblem(inputs[cut:], outputs[cut:])
     cost = NetCost.of(heads, source.width)
     radius = RADIUS * float(np.linalg.norm(hull.proxy)) * free**0.5
     found = None if near is None else hull.coefficients(near)
@@ -110,17 +113,18 @@ def net(
         table = _Table(problem, hull.at(points))
         if heads == 2:
             sets = np.array(list(combinations(range(len(points)), 2)))
-            chosen = sets[int(np.argmin(table.errors(sets)))]
+            best = sets[np.argsort(table.errors(sets), kind="stable")[:CANDIDATES]]
         else:
-            chosen = _exchange(table, heads, rng)
-        found, tried = points[chosen], len(points)
+            best = _exchange(table, heads, rng)
+        found, tried = _choose(points[best], hull, problem, apart), len(points)
     finer_axis = 5 if (_points(5, free) * heads * source.width) ** 2 <= LARGEST_TABLE else 3
-    for _ in range(REFINEMENTS):
+    for _ in range(REFINEMENTS if free < 3 else FEW_REFINEMENTS):
         around = _ball(finer_axis, free) * width
         near = np.concatenate([each + around for each in found])
         finer = _Table(problem, hull.at(near))
         start = np.array([head * len(around) + int(np.argmin(np.sum(around**2, axis=1))) for head in range(heads)])
-        found, width, tried = near[finer.improve(start)], width / 2, tried + len(near)
+        chosen = finer.improve(start)
+        found, width, tried = near[chosen], width / 2, tried + len(near)
     return hull.at(found), {"points": tried, "sets": cost.sets, "radius": radius}
 
 
@@ -187,5 +191,10 @@ class _Table:
 
 
 def _exchange(table: _Table, heads: int, rng: np.random.Generator) -> Any:
-    sets = [table.improve(rng.choice(len(table.right), heads, replace=False)) for _ in range(EXCHANGES)]
-    return min(sets, key=lambda each: float(table.errors(each[None])[0]))
+    return np.array([table.improve(rng.choice(len(table.right), heads, replace=False)) for _ in range(EXCHANGES)])
+
+
+def _choose(sets: Floats, hull: Hull, problem: LayerProblem, apart: LayerProblem) -> Floats:  # (sets, m, m − 1)
+    """The coefficients of the set whose layer, fitted to some examples, explains others best."""
+    errors = [relative_error(apart, problem.at(hull.at(each))) for each in sets]
+    return np.asarray(sets[int(np.argmin(errors))])

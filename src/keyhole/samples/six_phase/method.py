@@ -26,12 +26,13 @@ import numpy as np
 from keyhole.arrays import ArrayTable, Floats
 from keyhole.errors import UsageError
 from keyhole.samples.six_phase.body import Body
-from keyhole.samples.six_phase.heads import relative_error, sculpt_heads
+from keyhole.samples.six_phase.heads import sculpt_heads
 from keyhole.samples.six_phase.hull import Hull, NetCost, net
 from keyhole.samples.six_phase.margins import large_margin_sum
 from keyhole.samples.six_phase.rows import Rows, alike, proxy, rescore, sculpt, span
 from keyhole.samples.source import Source
-from keyhole.samples.variable_projection import LayerProblem
+from keyhole.samples.variable_projection import LayerProblem, relative_error
+from keyhole.samples.varpro import Progress
 
 ASSUMPTIONS = (
     "inputs are uniform signs or normal numbers",
@@ -50,6 +51,8 @@ RETURNS, RETURN_POOL = (1 / 2, 1 / 4, 1 / 8), 8
 LAST_EXAMPLES = 4000
 # Examples in memory that the last phases may need.
 PHASE_EXAMPLES = 8000
+# What is reported of the cost of phase 5 begins with this.
+NET = "the six phases will make "
 CRUDE, SOLVERS = ("regression", "correlation"), ("least-squares", "l1", "body")
 
 
@@ -80,13 +83,21 @@ class PhaseSettings:
                 raise UsageError(f"unknown {name} {getattr(self, name)!r} of the six phases; known: {', '.join(known)}")
 
 
-def six_phase(source: Source, heads: int, seed: int = 0, settings: PhaseSettings = PhaseSettings()) -> SixPhase:  # noqa: B008
+def six_phase(
+    source: Source,
+    heads: int,
+    seed: int = 0,
+    settings: PhaseSettings = PhaseSettings(),  # noqa: B008
+    progress: Progress | None = None,
+) -> SixPhase:
     """All phases, one after the other; then again from the second on, with the sum and the heads that came out.
 
     S, rows and proxy are gone through several times before the first net. Later rounds know more and need fewer rows,
-    half as many each; they are kept where they explain the examples better.
+    half as many each; they are kept where they explain the examples better. What the net costs is reported first.
     """
-    NetCost.of(heads, source.width)  # which says where it cannot be afforded
+    cost = NetCost.of(heads, source.width)  # which says where it cannot be afforded
+    if progress is not None:
+        progress(f"{NET}{cost}", 0, 1, float("inf"))
     rng = np.random.default_rng([seed, 0x516])
     total, exact = crude_sum(source)
     if settings.crude == "correlation" and not exact:

@@ -16,7 +16,7 @@ from keyhole.arrays import ArrayTable, Floats
 from keyhole.errors import KeyholeError
 from keyhole.samples.source import Source
 
-# Phase 2: rows are rejected whose smallest weight is below this, or whose tokens nearly coincide.
+# Phase 2: rows are rejected whose smallest weight is below this, or whose tokens, over their size, nearly coincide.
 LEAST_WEIGHT, NEARLY_EQUAL = 0.02, 1e-2
 
 
@@ -79,7 +79,7 @@ def certified(inputs: Floats, outputs: Floats, total: Floats) -> Rows:
     differences = (inputs[:, :-1] - inputs[:, -1:]) @ total  # (n, k − 1, d_out)
     products = differences @ np.swapaxes(differences, 1, 2)
     values = np.linalg.eigvalsh(products)[:, 0]  # smallest eigenvalue
-    fine = values > NEARLY_EQUAL * np.mean(np.sum(total**2, axis=1))
+    fine = values > NEARLY_EQUAL * np.mean(np.sum(total**2, axis=1)) * np.mean(inputs**2)
     inputs, outputs, differences, products, values = (
         array[fine] for array in (inputs, outputs, differences, products, values)
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from keyhole.arrays import Floats, Integers
 from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.labels.bounded.biased_classes import BiasedReader
 from keyhole.methods.labels.bounded.score import NearPlane, Plane
 from keyhole.methods.labels.bounded.value import BoundedValue
 from keyhole.methods.labels.class_biases import ask_has_biases
@@ -133,21 +135,20 @@ def _check_score_bias(value: BoundedValue, rng: np.random.Generator) -> Steps[No
 
 
 def ask_classes(
-    value: BoundedValue, tokens: Tokens, accuracy: float, rng: np.random.Generator
+    value: BoundedValue, tokens: Tokens, accuracy: float, rng: np.random.Generator, *, biased: bool
 ) -> Steps[tuple[tuple[float, ...], ClassValues, LabelScore]]:
-    """Values of all classes, and the score from the boundary that is farthest from all others."""
+    """Values of all classes, and the score from the boundary that is farthest from all others.
+
+    With biases, where short tokens show some or it is known that there are.
+    """
     classes = ClassReader(tokens, rng)
     # Not of unit tokens, where values that are zero or whole numbers may tie.
     dense = slice(tokens.width, None)
     rows = Rows(value.vectors[dense], value.yes[dense], value.no[dense])
     looked = ClassReader(tokens, rng)
-    looked.add(np.vstack([rows.vectors, -rows.vectors]), np.concatenate([rows.yes, rows.no]))
-    if (yield from ask_has_biases(looked)):
-        raise Unrecoverable(
-            Outcome.WRONG_FAMILY,
-            "the shortest tokens have another label than longer ones in the same direction: outputs have biases of "
-            "their own, which are read from tokens of any norm only; leave out max_norm if the box allows that",
-        )
+    looked.add_rows(rows)
+    if biased or (yield from ask_has_biases(looked)):
+        return (yield from ask_biased_classes(value, BiasedReader(tokens, value, rng), rows, accuracy, rng))
     values = yield from classes.ask_all(rows, accuracy)
     boundary, point, room = _widest(classes, values, rng)
     far = 0.5 * value.longest
@@ -172,6 +173,18 @@ def ask_classes(
     return classes.kind, values, score
 
 
+def ask_biased_classes(
+    value: BoundedValue, classes: BiasedReader, rows: Rows, accuracy: float, rng: np.random.Generator
+) -> Steps[tuple[tuple[float, ...], ClassValues, LabelScore]]:
+    """Values and biases of all classes, and the score from the boundary with most room around it."""
+    values = classes.values_of((yield from classes.ask_all(rows, accuracy)))
+    boundary, point, room = classes.widest(values)
+    value.comparer.negative, value.comparer.positive = classes.kind[boundary.two], classes.kind[boundary.one]
+    source = PlaneSource(partial(classes.plane, boundary, point, room), partial(classes.refine_normal, boundary))
+    score = yield from ask_near_plane(NearPlane(value.comparer, value.copies), source, accuracy, rng)
+    return classes.kind, values, score
+
+
 def _widest(classes: ClassReader, values: ClassValues, rng: np.random.Generator) -> tuple[Boundary, Floats, float]:
     """A boundary, a point of norm one on it, and how far it is from any third class there."""
     best: tuple[Boundary, Floats, float] | None = None
@@ -185,7 +198,7 @@ def _widest(classes: ClassReader, values: ClassValues, rng: np.random.Generator)
         others = [n for n in range(len(matrix)) if n not in (each.one, each.two)]
         gaps = (points @ matrix[each.one])[:, None] - points @ matrix[others].T
         steps = np.maximum(*(np.linalg.norm(matrix[others] - matrix[own], axis=1) for own in (each.one, each.two)))
-        room = np.min(gaps / steps, axis=1)
+        room = np.min(gaps / steps, axis=1, initial=np.inf)  # two classes have no third
         place = int(np.argmax(room))
         if best is None or room[place] > best[2]:
             best = each, points[place], float(room[place])

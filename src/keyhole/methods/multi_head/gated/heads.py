@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,6 +28,8 @@ MOST_UNKNOWN = 640
 SEARCHES = 4
 # Queries over unknowns at the first last token and at the others, and some more; errors take more to average out.
 FIRST_EXCESS, EXCESS, MORE, FIRST_MORE, NOISY = 2.2, 1.3, 4, 12, 3.2
+# Other first last tokens where heads are not told apart beside one.
+OTHERS = 1
 # Further last tokens lie this far off the first, over its norm, tried in this order.
 STEPS_ASIDE, STEPS_ASIDE_NOISY = (0.6, -0.6, 0.2, -0.2), (3.0, -3.0, 1.0, -1.0, 0.3)
 # Rows that one on the far side of two last tokens is chosen from.
@@ -63,8 +65,8 @@ class HeadGates:
 
 def ask_head_gates(pairs: TokenPairs, norms: Norms) -> Steps[HeadGates]:
     """Gates at d last tokens, d + 1 where there are score biases, and values that fit all of them."""
+    norms, raw, fit = yield from _ask_first(pairs, norms)
     first = norms.last * norms.direction
-    raw, fit = yield from _ask_first(pairs, norms, first)
     space, width = pairs.signature.space, pairs.signature.width
     basis = random_orthogonal(space, pairs.rng, width)
     aside = np.asarray(split_along(space, basis, space.asarray(norms.direction))[0], dtype=np.float64)
@@ -108,8 +110,21 @@ def _turned(norms: Norms, aside: Floats) -> Floats:
     return np.asarray(norms.last * last / np.linalg.norm(last))
 
 
-def _ask_first(pairs: TokenPairs, norms: Norms, last: Floats) -> Steps[tuple[GatedQueries, GatedFit]]:
-    """Gates and values at the first last token, of as many heads as it takes."""
+def _ask_first(pairs: TokenPairs, norms: Norms) -> Steps[tuple[Norms, GatedQueries, GatedFit]]:
+    """Gates and values at the first last token: at another one where heads are too much alike or too faint at that."""
+    for _ in range(OTHERS if pairs.noise == 0 and pairs.reader is None else 0):
+        try:
+            return norms, *(yield from _ask_gates_at(pairs, norms, norms.last * norms.direction))
+        except Unrecoverable as error:
+            if error.outcome is not Outcome.TOO_NOISY:
+                raise
+        direction = pairs.rng.standard_normal(norms.direction.size)
+        norms = replace(norms, direction=direction / np.linalg.norm(direction))
+    return norms, *(yield from _ask_gates_at(pairs, norms, norms.last * norms.direction))
+
+
+def _ask_gates_at(pairs: TokenPairs, norms: Norms, last: Floats) -> Steps[tuple[GatedQueries, GatedFit]]:
+    """Gates and values at one last token, of as many heads as it takes."""
     width, outputs = pairs.linear.shape
     raw: GatedQueries | None = None
     tried, left = 0, 1.0

@@ -224,7 +224,7 @@ def _ask_all_heads(jump_heads: _JumpHeads, rng: np.random.Generator) -> Steps[tu
 def _sketch(columns: dict[int, Columns], heads: int) -> Sketch | None:
     """The scores of the heads so far on their hyperplanes, for people who watch."""
     matrices = {
-        f"score of head {number + 1}": (read.forms @ pseudo_inverse(read.points.T))[:, : read.forms.shape[0]]
+        f"score of head {number}": (read.forms @ pseudo_inverse(read.points.T))[:, : read.forms.shape[0]]
         for number, read in sorted(columns.items())
     }
     known = sum(read.points.shape[0] / read.points.shape[1] for read in columns.values()) / heads

@@ -102,6 +102,8 @@ def polish(asked: Asked, heads: Heads) -> Heads:
     for _ in range(STEPS):
         tangent = _Tangent(asked, heads)
         step = tangent.solve()
+        if not np.all(np.isfinite(step)):  # what answers leave free may overflow
+            break
         for halving in range(HALVINGS):
             moved = tangent.move(0.5**halving * step)
             after = _squares(asked, moved)

@@ -127,7 +127,7 @@ class Covariance:
         lengths = np.linalg.norm(self.raw[:, :-1], axis=1)
         output[:, :neurons] *= lengths[:, None]
         back = solve_triangular(fit.problem.mixing, np.eye(size))
-        raw = planes.reshape(-1, neurons, size) @ back.T / np.where(lengths > 0, lengths, 1.0)[:, None]
+        raw = planes.reshape(len(planes), neurons, size) @ back.T / np.where(lengths > 0, lengths, 1.0)[:, None]
         return np.concatenate([raw.reshape(rows.size, -1), output.reshape(rows.size, -1)], axis=1)
 
     def _each(self, column: int) -> Floats:  # -> (neurons · (width + 1),)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from keyhole.arrays import Array, floats
+from keyhole.arrays import Array, floats, like
 from keyhole.families import MultiHead
-from keyhole.methods.base import Estimate, Steps, Unrecoverable
+from keyhole.methods.base import Estimate, Steps, Unrecoverable, adapt
 from keyhole.methods.forms.value import Value, ask_value
 from keyhole.methods.multi_head.vector.parts.biased.method import ask_biased_scores
+from keyhole.methods.multi_head.vector.parts.bounded.refit import Answered, refit
 from keyhole.methods.multi_head.vector.parts.bounded.sight import ask_bounded_sight
 from keyhole.methods.multi_head.vector.parts.bounded.values import KnownValues, ask_bounded_values
 from keyhole.methods.multi_head.vector.parts.long_tokens import FILLED
 from keyhole.methods.multi_head.vector.probe import HeadsHidden, VectorQueries
-from keyhole.queries import Signature
+from keyhole.queries import Measurements, Plan, Signature
 from keyhole.recovery import Outcome
 
 # Tokens are as long as the bound allows, or shorter by this at a time where weights saturate, so often.
@@ -27,7 +30,29 @@ ENOUGH, TRIES, PRECISE = 1e-8, 3, 1e-10
 TOO_LONG = (Outcome.SATURATED, Outcome.WRONG_FAMILY, Outcome.TOO_NOISY)
 
 
-def ask_bounded_heads(
+def ask_bounded_heads(signature: Signature, rng: np.random.Generator, *parts: Any) -> Steps[Estimate[MultiHead]]:
+    """Heads as `_ask_heads` reads them, by least squares over all that was answered (`refit`)."""
+    kept: list[tuple[Plan, Measurements]] = []
+
+    def keep(plan: Plan, answers: Measurements) -> Measurements:
+        kept.append((plan, answers))
+        return answers
+
+    found = yield from adapt(_ask_heads(signature, rng, *parts), incoming=keep)
+    constant = 0.0 if found.params.output_bias is None else floats(found.params.output_bias)
+    asked = [
+        Answered(floats(plan.tokens(0, plan.count, signature.space, signature.width)), answers.by_output - constant)
+        for plan, answers in kept
+    ]
+    ranks = list(zip(found.details["score_ranks"], found.details["value_ranks"], strict=True))
+    params = refit(found.params, ranks, asked, signature.space.eps)
+    before = found.params.arrays()
+    return replace(
+        found, params=params.with_arrays({name: like(x, before[name]) for name, x in params.arrays().items()})
+    )
+
+
+def _ask_heads(
     signature: Signature,
     rng: np.random.Generator,
     names: Mapping[str, str],
