@@ -198,6 +198,12 @@ def parts_biased() -> str:
     return picked("parts_bounded", [*columns, "error: median, worst", "queries − bound: median"], lambda _: True)
 
 
+def parts_noise() -> str:
+    columns = ["normal, 1e-3", "at most 1e-3, the sign of the answer", "3 decimals", "normal, 1e-4, norms ≤ 3"]
+    columns = ["parts, d = 6", *columns, "at most 1e-5, the sign, norms ≤ 3", "4 decimals, norms ≤ 3"]
+    return picked("parts_noise", [*columns, "certified and wrong", "error over its radius, worst"], lambda _: True)
+
+
 def parts_float32() -> str:
     columns = ["parts, answers of float32", "runs", "certified", "right within their radii", "error: median, worst"]
     return picked("parts", columns, lambda _: True)
@@ -233,6 +239,7 @@ SUMMARIES += (
     parts_normalisers,
     parts_positions,
     parts_float32,
+    parts_noise,
     parts_bounded,
     parts_biased,
     score_forms,

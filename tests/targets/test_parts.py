@@ -50,6 +50,7 @@ def test_a_table_is_drawn_from_the_seed_and_recovered() -> None:
         ("link=softcup", "one of exp, softcap"),
         ("cap=3", "link=softcap"),
         ("link=linear&normaliser=sparsemax", "take the link 'exp'"),
+        ("link=sigmoid&normaliser=sink", "sigmoid weights take the normaliser none or count"),
     ],
 )
 def test_parts_that_contradict_each_other_are_refused(text: str, match: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keyhole.errors import UsageError
-from keyhole.families.parts import PARTS, Attention, part_names
+from keyhole.families.parts import PARTS, SIGMOID_BESIDE, Attention, part_names
 from keyhole.targets.target import Choice, Knob
 
 LARGEST_ENERGY = 500.0
@@ -64,5 +64,8 @@ def attention_of(given: Mapping[str, Any], rng: np.random.Generator) -> Attentio
     if made.get("link") is not None and given["link"] == "sigmoid" and "normaliser" not in given:
         made["normaliser"] = PARTS["normaliser", "none"]()
     attention = Attention(**made)
+    if attention.link.name == "sigmoid" and attention.normaliser.name not in SIGMOID_BESIDE:
+        names = " or ".join(SIGMOID_BESIDE)
+        raise UsageError(f"sigmoid weights take the normaliser {names}, not {attention.normaliser.name!r}")
     attention.check()
     return attention

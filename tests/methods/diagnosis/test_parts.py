@@ -10,6 +10,7 @@ import pytest
 import keyhole as kh
 from benchmarks.support.attention_zoo import KINDS, OTHERS, Kind
 from keyhole.recover import diagnose
+from keyhole.targets import open_target
 
 NAMED = {
     "softcap": {"link": "softcap"},
@@ -86,3 +87,11 @@ def test_the_method_parts_names_them_itself() -> None:
     assert result.stats.details["parts"]["normaliser"] == "sink"
     with pytest.raises(kh.RecoveryFailed, match="length law"):
         kh.recover(oracle_of(OTHERS["temperature 1/n"]), "parts")
+
+
+def test_a_length_law_that_is_not_named_ends_with_how_to_name_it() -> None:
+    target = open_target("demo:single-head?width=6&length_law=table")
+    ended = kh.recover(target.oracle, throw=False)
+    assert not ended.certified
+    assert "--method parts --option length_law=table" in (ended.message or "")
+    assert kh.recover(target.oracle, "parts", length_law="table").certified

@@ -89,6 +89,14 @@ def test_a_score_bias_is_read_beside_other_parts(kind: str) -> None:
     assert_right(found, truth, 1e-8)
 
 
+@pytest.mark.parametrize("kind", ["softcap", "sigmoid", "top-k", "softcap and sink", "softcap and ALiBi"])
+def test_constants_beside_a_score_bias_show_in_the_largest_logits_beside_a_zero_token(kind: str) -> None:
+    for seed, size in ((0, 1.0), (2, 30.0)):  # scores far larger than their bias bend at the bound of others
+        truth = random_head(kind, 6, seed, scale=size)
+        truth = replace(truth, score_bias=np.random.default_rng(seed).standard_normal(6))
+        assert_right(recover(truth, seed), truth, 1e-6)
+
+
 @pytest.mark.parametrize("kind", ATTENTIONS)
 def test_what_is_not_read_is_admitted(kind: str, fresh_seed: int) -> None:
     rng = np.random.default_rng(fresh_seed)

@@ -3,7 +3,7 @@
 A part other than the form is a frozen dataclass of constants, which are arrays, with a `name` that files know it by.
 """
 
-from keyhole.families.parts.attention import KINDS, PARTS, SOFTMAX, Attention, part_names, register
+from keyhole.families.parts.attention import KINDS, PARTS, SIGMOID_BESIDE, SOFTMAX, Attention, part_names, register
 from keyhole.families.parts.bilinear import Bilinear, ScoreForm
 from keyhole.families.parts.head import Head
 from keyhole.families.parts.length_laws import LengthTable, LogLength, NoLengthLaw, RootLength
@@ -15,6 +15,7 @@ from keyhole.families.parts.protocols import Link, Normaliser, Part, PositionBia
 __all__ = [
     "KINDS",
     "PARTS",
+    "SIGMOID_BESIDE",
     "SOFTMAX",
     "Alibi",
     "Attention",

@@ -20,6 +20,9 @@ from keyhole.families.parts.protocols import LARGEST_EXPONENT, Link, Normaliser,
 # less than half of itself.
 FIRST_ORDER, LOST_SUM = 2.0, 0.5
 
+# Sigmoid weights stand by themselves: no learner reads them over a sum.
+SIGMOID_BESIDE = ("none", "count")
+
 _LINK, _NORMALISER, _POSITION_BIAS, _LENGTH_LAW = Exp(), Sum(), NoPositionBias(), NoLengthLaw()  # of a softmax
 
 

@@ -94,6 +94,8 @@ class Diagnosis:
     @property
     def consequence(self) -> str:
         """What follows where no method recovers it, after `in_words`."""
+        if self.family == UNKNOWN and self.found("length law") == "other":
+            return "so that only a table by length would do: name it (--method parts --option length_law=table)"
         follows = {UNKNOWN: "so that no method here is for it", CONSTANT: "so that there is nothing to recover"}
         return follows.get(self.family, "which no method here recovers")
 

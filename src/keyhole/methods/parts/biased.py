@@ -19,6 +19,8 @@ from keyhole.recovery import Outcome
 LEAST, MOST, COARSE, FINE = -120, 60, 12, 3
 # Weights have moved where a token counts for more or less than this part beside what it does where logits vanish.
 MOVED = 0.4
+# Where links end, weights may move by less in all: then half of that; and if by less than this, none moves.
+LEAST_CHANGE = 2.0**-6
 # How short the last token may be.
 SHORT = 2.0**-8
 # An answer to a zero token is an output bias; beside it shorter tokens have no digits left.
@@ -50,21 +52,29 @@ def _ask_norm(signature: Signature, rng: np.random.Generator) -> Steps[float | N
     space = signature.space
     pair = rng.standard_normal((2, signature.width))
     tokens = TokenRows(space.asarray(pair / np.linalg.norm(pair, axis=1, keepdims=True)))
-    exponents = np.arange(LEAST, MOST + 1, COARSE, dtype=np.float64)
-    biased = yield from _ask_moved(signature, tokens, exponents, 0.0)
-    if biased is None:  # nothing moves beside a zero token
+    largest = yield from _ask_largest(signature, tokens, 0.0)
+    if largest is None:  # nothing moves beside a zero token
         return None
-    largest = yield from _ask_moved(signature, tokens, np.arange(biased - COARSE, biased + 1, FINE), 0.0)
-    together = yield from _ask_moved(signature, tokens, exponents, SHORT)
-    if together is not None:
-        fine = np.arange(together - COARSE, together + 1, FINE)
-        together = yield from _ask_moved(signature, tokens, fine, SHORT)
-    found = [each for each in (largest, together) if each is not None]
-    return 2.0 ** (min(found) - FINE) if found else None
+    together = yield from _ask_largest(signature, tokens, SHORT)
+    least = largest if together is None else min(largest, together)
+    return float(2.0 ** (least - FINE))
 
 
-def _ask_moved(signature: Signature, tokens: TokenRows, exponents: Floats, last: float) -> Steps[float | None]:
-    """The first of the norms at which a token does not count as at the one before all others."""
+def _ask_largest(signature: Signature, tokens: TokenRows, last: float) -> Steps[float | None]:
+    """The first exponent at which a token does not count as a faint one does."""
+    coarse = np.arange(LEAST, MOST + 1, COARSE, dtype=np.float64)
+    found = yield from _ask_moved(signature, tokens, coarse, last)
+    if found is None:
+        return None
+    faint, moved = found
+    fine = yield from _ask_moved(signature, tokens, np.append(faint, np.arange(moved - COARSE, moved + 1, FINE)), last)
+    return moved if fine is None else fine[1]
+
+
+def _ask_moved(
+    signature: Signature, tokens: TokenRows, exponents: Floats, last: float
+) -> Steps[tuple[float, float] | None]:
+    """The first exponent at which a token counts for anything, and the first at which it does not count as there."""
     space, norms = signature.space, np.append(0.0, 2.0**exponents)
     index = space.indices(np.zeros(len(norms)))
     first = Term(tokens, index, space.asarray(norms))
@@ -77,6 +87,7 @@ def _ask_moved(signature: Signature, tokens: TokenRows, exponents: Floats, last:
     if not clear.size:
         return None
     counts = (made[1:] - made[0]) / norms[1:]
-    moved = np.abs(counts / counts[clear[0]] - 1) > MOVED
-    moved[: clear[0]] = False
-    return float(exponents[np.argmax(moved)]) if np.any(moved) else None
+    changes = np.abs(counts / counts[clear[0]] - 1)
+    changes[: clear[0]] = 0.0
+    moved = changes > min(MOVED, float(np.max(changes)) / 2)
+    return (float(exponents[clear[0]]), float(exponents[np.argmax(moved)])) if np.max(changes) > LEAST_CHANGE else None

@@ -18,7 +18,7 @@ from keyhole.methods.forms.score_matrix import ask_score
 from keyhole.methods.forms.value import Value
 from keyhole.methods.parts.biased import ask_biased
 from keyhole.methods.parts.bounded import Fit, ask_bounded
-from keyhole.methods.parts.inverse import COMPLETE, Inverse, Number
+from keyhole.methods.parts.inverse import AT_ZERO, COMPLETE, Inverse, Number
 from keyhole.methods.parts.lengths import Pair, as_arrays, ask_kept, ask_length_table
 from keyhole.methods.parts.reader import PartReader
 from keyhole.methods.parts.saturation import ask_ends, find_constants
@@ -43,8 +43,6 @@ ASSUMPTIONS = (
 )
 # The token whose weight alone is asked for is so short that its score is below this.
 FAINT = 2.0**-58
-# The weight at zero of the first of two tokens, where nothing is added to either.
-AT_ZERO = {"sink": math.nan, "plus-one": 1 / 3, "none": 1.0, "count": 0.5}
 # What the length law makes of logits of two tokens.
 OF_TWO = {"log": math.log(2), "root": 2**-0.5}
 # How reading ends where a score bias makes logits of long tokens large.

@@ -18,9 +18,10 @@ from keyhole.families import SingleHead
 from keyhole.families.parts import PARTS, Attention
 from keyhole.methods.base import Found, Steps, Unrecoverable, adapt
 from keyhole.methods.forms.value import Value
-from keyhole.methods.parts.inverse import COMPLETE, QUOTIENTS, Inverse, Number
+from keyhole.methods.parts.inverse import AT_ZERO, COMPLETE, QUOTIENTS, Inverse, Number
 from keyhole.methods.parts.padded import SHORT as PADDED_SHORT
 from keyhole.methods.parts.padded import PaddedPair, ask_factors, ask_most_kept
+from keyhole.methods.parts.saturation import ask_ends_of_bias, find_constants
 from keyhole.methods.parts.zero_scores import (
     Probe,
     ask_table,
@@ -58,6 +59,8 @@ LONE_BEHIND_NOISE = 2.0**-4
 # Beside a score bias forms are read of tokens shorter than the bound by this, so that they are nearly linear in it;
 # those shorter by the other have no score.
 SMALL, FAINT = 2.0**-4, 2.0**-20
+# So far below the bound weights are linear in logits, and answers still differ from an output bias.
+NEARLY_LINEAR = 2.0**-16
 SMALLEST = 1e-300
 STEP = 1e-4  # of logits, for slopes
 FAR_ABOVE = 2.0  # a mean square of residuals this many times as large as errors are is none of a head
@@ -121,6 +124,8 @@ def ask_bounded(
     yield from record.keep(reading.ask_positions())
     yield from record.keep(reading.ask_forms())
     yield from record.keep(reading.ask_lengths())
+    if biased:
+        yield from reading.ask_constants()
     rough = record.so_far
     yield from record.keep(reading.ask_full_length())
     return reading.best(rough), value, reading.words
@@ -158,6 +163,10 @@ class _Bounded:
         self.columns = TokenRows(random_orthogonal(self.space, rng, self.width))
         self.words: dict[str, int | str] = {}
         self.known: dict[str, Floats] = {}  # constants that were read, by path
+        self.held: tuple[
+            str, ...
+        ] = ()  # constants that fits keep first: read elsewhere, and hardly seen in small logits
+        self.last_size = 1.0  # of last tokens, over that of others
         self.zero = 0.5  # weight of the first of two tokens of score zero, where it is known
         self.shares, self.answers = np.zeros((2, self.width, self.width))
         self.units = np.ones(self.width)  # norms of last tokens by column
@@ -227,6 +236,30 @@ class _Bounded:
             raise Unrecoverable(Outcome.WRONG_FAMILY, "a token alone weighs more than all of one: there is no sink")
         return Number(mass, 0.0)
 
+    def ask_constants(self) -> Steps[None]:
+        """Constants of the link, to start from, where a score bias makes logits as large as they can be."""
+        if self.names["link"] == "exp":
+            return
+        zero = (AT_ZERO if self.names["position_bias"] in ("none", "window") else {}).get(self.names["normaliser"])
+        norm = self.signature.norm_limit * NEARLY_LINEAR
+        least, middle, most = yield from ask_ends_of_bias(Probe(self.signature, self.value, norm))
+        inverse = Inverse(self.names["link"], self.names["normaliser"])
+        # The value was read of tokens that have some logit: where it is in units of a weight, that is off by as much.
+        unit = middle.value if inverse.paired else 1.0
+        inverse = inverse.changed(zero=zero or self.zero if inverse.paired else middle.value)
+        try:
+            least, most = (Number(each.value / unit, each.radius / unit) for each in (least, most))
+            found = find_constants(inverse, least, most, self.space.rounding)
+        except (
+            Unrecoverable,
+            ZeroDivisionError,
+        ):  # the value's own direction has hardly any bias: constants are searched for
+            return
+        for name, path in (("cap", "link.cap"), ("bias", "link.bias")):
+            if name in found.radii:
+                self.known[path] = np.asarray(getattr(found, name))
+                self.held = (path,)
+
     def ask_lengths(self) -> Steps[None]:
         """What lengths multiply logits by, or how many tokens a top-k keeps."""
         probe, normaliser = Probe(self.signature, self.value, self.bound), self.names["normaliser"]
@@ -237,7 +270,10 @@ class _Bounded:
             self.known["length_law.table"] = yield from ask_factors(pair, unit)
         elif normaliser == "top-k":
             self.names["normaliser"] = "sum"
-            kept = yield from ask_most_kept(PaddedPair.of(probe, self._rough(), self.bound * PADDED_SHORT))
+            head = self._rough()
+            biased = head.score_bias is not None
+            pair = PaddedPair.of(probe, head, self.bound * PADDED_SHORT)
+            kept = yield from ask_most_kept(PaddedPair.of_bias(probe, floats(head.score_bias)) if biased else pair)
             self.names["normaliser"] = normaliser
             self.words["normaliser"] = "sum" if kept is None else kept
 
@@ -278,6 +314,10 @@ class _Bounded:
     def ask_full_length(self) -> Steps[None]:
         """Sequences of one to three tokens as long as may be; behind noise as many as there are unknowns besides."""
         count = FULL_LENGTH + FULL_LENGTH_EACH * len(self._paths())
+        rough = self._start({path: np.asarray(STARTS[path][-2]) for path in self._paths()}) if self.biased else None
+        if rough is not None:  # the bound keeps logits small beside short tokens only
+            logit = float(np.linalg.norm(rough.score)) / self.width * self.signature.norm_limit**2
+            self.last_size = min(1.0, 1 / logit) if logit > 0 else 1.0
         lengths = (1, 2, 3) if (self.signature.max_length or 3) >= 3 else (1, 2)
         for length in lengths:
             yield self._random_plan(length, count, 0.0)
@@ -290,7 +330,7 @@ class _Bounded:
         """Random tokens at the bound, the last one halved up to so often, as logits may be large or small."""
         tokens = self.rng.standard_normal((length, count, self.width))
         tokens *= self.signature.norm_limit / np.linalg.norm(tokens, axis=-1, keepdims=True)
-        tokens[-1] *= 2.0 ** -(halvings * self.rng.random((count, 1)))
+        tokens[-1] *= self.last_size * 2.0 ** -(halvings * self.rng.random((count, 1)))
         rows = [TokenRows(self.space.asarray(each)) for each in tokens]
         return Plan("full length", count, [[Term(each)] for each in rows])
 
@@ -310,7 +350,8 @@ class _Bounded:
         for numbers in itertools.product(*(STARTS[path] for path in paths)):
             head = self._start(dict(zip(paths, map(np.asarray, numbers), strict=True)))
             if head is not None:
-                found.append(fit(fit(head, rough).head, self.record))
+                start = fit(head, self.record, self.held) if self.held else fit(head, rough)
+                found.append(fit(start.head, self.record))
                 if found[-1].cost < FAR_ABOVE * expected:
                     break
         if not found:
@@ -339,8 +380,8 @@ class _Bounded:
         inverse = Inverse(
             self.names["link"],
             self.names["normaliser"],
-            cap=float(constants.get("link.cap", np.inf)),
-            bias=float(constants.get("link.bias", 0.0)),
+            cap=float(attention.arrays().get("link.cap", np.inf)),
+            bias=float(attention.arrays().get("link.bias", 0.0)),
         ).changed(zero=float(two))
         slope = float(np.broadcast_to(attention.length_law.slopes(np.zeros((1, 2))), (1, 2))[0, 0])
         logits, seen = _logits(inverse, self.shares)
@@ -385,22 +426,22 @@ def _constants(part: type) -> list[str]:
     return [name for name, each in getattr(part, "__dataclass_fields__", {}).items() if each.type == "Array"]
 
 
-def fit(start: SingleHead, record: Record) -> Fit:
-    """Damped least squares in all arrays of a head on all answers; radii from what answers are uncertain by."""
+def fit(start: SingleHead, record: Record, held: tuple[str, ...] = ()) -> Fit:
+    """Damped least squares in all arrays of a head but those `held` on all answers; radii from how sure these are."""
     # Arrays of nothing but zeros have no derivatives.
     head, damping = _stepped(start, np.where(_as_vector(start) == 0, SMALLEST, 0.0)), 1e-3
-    residuals, matrix = _linearised(head, record)
+    residuals, matrix = _linearised(head, record, held)
     cost = float(np.mean(residuals**2))
     for _ in range(MOST_STEPS):
         sizes = np.linalg.norm(matrix, axis=0)
-        sizes = np.where(sizes > 0, sizes, 1.0)
+        seen, sizes = sizes > 0, np.where(sizes > 0, sizes, 1.0)
         left, singular, right = svd(matrix / sizes)
         along, moved = left.T @ residuals, False
         while damping < MOST_DAMPING:
-            step = right.T @ (along * singular / (singular**2 + damping**2)) / sizes
+            step = right.T @ (along * singular / (singular**2 + damping**2)) * seen / sizes
             other = _stepped(head, step)
             with np.errstate(all="ignore"):
-                others, next_matrix = _linearised(other, record)
+                others, next_matrix = _linearised(other, record, held)
                 reached = float(np.mean(others**2))
             if reached < cost:
                 moved = True
@@ -450,7 +491,7 @@ def _stepped(head: SingleHead, step: Floats) -> SingleHead:
     return _as_head(head, _as_vector(head) + step)
 
 
-def _linearised(head: SingleHead, record: Record) -> tuple[Floats, Floats]:
+def _linearised(head: SingleHead, record: Record, held: tuple[str, ...]) -> tuple[Floats, Floats]:
     """Residuals (n,) of all answers over what they are uncertain by, and their derivatives (n, numbers)."""
     unit, noise = record.signature.space.rounding, record.signature.noise
     residuals, rows = [], []
@@ -462,7 +503,7 @@ def _linearised(head: SingleHead, record: Record) -> tuple[Floats, Floats]:
         blocks = []
         for name in names:
             size = floats(head.arrays()[name]).size
-            part = parts.get(name)
+            part = None if name in held else parts.get(name)
             if part is None:
                 blocks.append(np.zeros((len(answers), size)))
             else:

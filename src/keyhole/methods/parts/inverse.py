@@ -14,6 +14,8 @@ from keyhole.methods.parts.link_table import LinkTable
 STEP = 1e-6
 # Weights add up to one whatever the logits: a token alone shows its value.
 COMPLETE = ("sum", "sparsemax", "entmax", "top-k")
+# The weight at zero of the first of two tokens, where nothing is added to either.
+AT_ZERO = {"sink": math.nan, "plus-one": 1 / 3, "none": 1.0, "count": 0.5}
 # Weights are masses over a sum of masses and of something else.
 QUOTIENTS = ("sum", "sink", "plus-one", "top-k")
 # 1/(order − 1), the power of heights that weights are.

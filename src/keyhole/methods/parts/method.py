@@ -10,7 +10,7 @@ import numpy as np
 
 from keyhole.arrays import Array
 from keyhole.errors import UsageError
-from keyhole.families.parts import KINDS, PARTS, SOFTMAX, part_names
+from keyhole.families.parts import KINDS, PARTS, SIGMOID_BESIDE, SOFTMAX, part_names
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.multi_head.vector.parts.method import ask_heads
 from keyhole.methods.parts.bilinear import Names, ask_bilinear
@@ -24,7 +24,6 @@ from keyhole.recovery import Outcome
 # Learners by the score form; those of links whose masses are powers of logits go by the link.
 LEARNERS: dict[str, Callable[..., Steps[Estimate]]] = {"bilinear": ask_bilinear, **SCORE_FORMS}
 PLAIN = {"form": "bilinear", **{kind: part.name for kind, part in SOFTMAX.parts.items()}}
-SIGMOID_BESIDE = ("none", "count")
 
 
 def parts(

@@ -27,6 +27,7 @@ class PaddedPair:
 
     probe: Probe  # whose norm is the bound
     last: Floats  # (width,)
+    first: Floats  # (width,)
 
     @classmethod
     def of(cls, probe: Probe, head: SingleHead, longest: float) -> PaddedPair:
@@ -37,17 +38,25 @@ class PaddedPair:
         size = float(np.linalg.norm(row)) * probe.norm
         if not size > 0:
             raise Unrecoverable(Outcome.NOT_IDENTIFIABLE, NO_SCORE)
-        return cls(probe, min(longest, AIM / size) * row / np.linalg.norm(row))
+        return cls(probe, min(longest, AIM / size) * row / np.linalg.norm(row), token)
+
+    @classmethod
+    def of_bias(cls, probe: Probe, bias: Floats) -> PaddedPair:
+        """A token of some value whose logit is negative by this score bias, and a zero last one."""
+        value, bias = floats(probe.token.vectors)[0], bias / np.linalg.norm(bias)
+        first = value + (1.0 if value @ bias >= 0 else -1.0) * bias  # neither of value zero nor across the bias
+        first *= (-1.0 if first @ bias > 0 else 1.0) / np.linalg.norm(first)
+        return cls(probe, 0 * first, first)
 
     def ask_weights(self, length: int, side: float = 1.0) -> Steps[tuple[Floats, Floats]]:
         """Weights (2,) of the first token and of that turned round, over the unit of the value, and their radii."""
         signature, scales = self.probe.signature, self.probe.norm * np.array([1.0, -1.0])
         space, index = signature.space, signature.space.indices([0, 0])
-        first = Term(self.probe.token, index, space.asarray(scales))
+        first = Term(TokenRows(space.asarray(self.first[None, :])), index, space.asarray(scales))
         last = Term(TokenRows(space.asarray(side * self.last[None, :])), index)
         answers: Measurements = yield Plan("lengths", 2, [[first], *([[]] * (length - 2)), [last]])
         shares, radii = self.probe.read(answers)
-        return shares * np.sign(scales), radii
+        return shares * np.sign(scales * (self.first @ floats(self.probe.token.vectors)[0])), radii
 
 
 def ask_factors(pair: PaddedPair, unit: float) -> Steps[Floats]:

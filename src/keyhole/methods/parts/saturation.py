@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -45,6 +46,22 @@ def ask_ends(probe: Probe, rng: np.random.Generator) -> Steps[tuple[Number, Numb
     radii = np.abs(shares) * error + own
     low, high = (int(place) for place in np.argsort(shares))
     return Number(float(shares[low]), float(radii[low])), Number(float(shares[high]), float(radii[high]))
+
+
+def ask_ends_of_bias(probe: Probe) -> Steps[tuple[Number, Number, Number]]:
+    """The same beside a zero token, where a score bias is what makes logits large, and the weight where they vanish.
+
+    That is the mean of those of a token of the probe's norm and of its opposite, right to second order in its logit.
+    """
+    space, signs = probe.signature.space, np.array([1.0, -1.0])
+    longest = longest_token(space, float(space.xp.linalg.vector_norm(probe.value.vector)))
+    scales = np.stack([signs, 0 * signs], axis=1)
+    far, far_radii = yield from replace(probe, norm=min(LONG, longest)).share("constants", scales)
+    near, near_radii = yield from probe.share("constants", scales)
+    ends = sorted(zip((far * signs).tolist(), far_radii.tolist(), strict=True))
+    (low, low_radius), (high, high_radius) = ends
+    middle = Number(float(np.mean(near * signs)), float(np.mean(near_radii)))
+    return Number(low, low_radius), middle, Number(high, high_radius)
 
 
 def find_constants(inverse: Inverse, least: Number, most: Number, rounding: float) -> Inverse:
