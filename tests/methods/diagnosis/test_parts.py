@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 
 import keyhole as kh
 from benchmarks.support.attention_zoo import KINDS, OTHERS, Kind
@@ -95,3 +96,15 @@ def test_a_length_law_that_is_not_named_ends_with_how_to_name_it() -> None:
     assert not ended.certified
     assert "--method parts --option length_law=table" in (ended.message or "")
     assert kh.recover(target.oracle, "parts", length_law="table").certified
+
+
+def test_a_window_of_two_tokens_is_named_and_recovered() -> None:
+    rng = np.random.default_rng(0)
+    score, value = rng.standard_normal((4, 4)) / 2, rng.standard_normal(4)
+
+    def box(tokens: Any) -> Any:
+        logits = np.vecdot(tokens, (tokens[:, -1] @ score.T)[:, None])
+        return np.vecdot(softmax(logits[:, -2:], axis=1), tokens[:, -2:] @ value)
+
+    result = kh.recover(kh.FunctionOracle(box, width=4))
+    np.testing.assert_allclose(result.params.score, score, atol=1e-10)
