@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.support.rows import markdown
-from keyhole.report.charts import typeset
+from keyhole.recovery import typeset
 
 ROOT = Path(__file__).parents[1]
 TABLE = re.compile(r"(?P<begin><!-- table: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL)

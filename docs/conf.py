@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keyhole.optional import KEYHOLE_VERSION
-from keyhole.report.charts import typeset
+from keyhole.recovery import typeset
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

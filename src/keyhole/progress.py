@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from keyhole.executors.base import stop_requested
 from keyhole.queries import Sketch
+from keyhole.recovery import typeset
 
 # Between two plain lines, in seconds; what ends sooner says nothing on its way.
 LINE_SECONDS = 5.0
@@ -140,7 +141,7 @@ class QueryCounter:
         rate = f"{self.rate:,.0f}/s" + (f" + {self.old:,} from the journal" if self.old else "")
         error = "" if math.isnan(self.error) else f"error so far ± {self.error:.0e}"
         error = error if math.isnan(self.heldout) else f"held-out error {self.heldout:.0e}"
-        return [each for each in (f"{self.asked:,} queries", rate, self.remaining, error) if each]
+        return [each for each in (f"{self.asked:,} queries", rate, self.remaining, typeset(error)) if each]
 
 
 class ProgressBar(QueryCounter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -19,6 +20,10 @@ from keyhole.optional import on_demand
 LONGEST_WORDS = 400
 # Shares below and ratios beyond are said to be so: no sentence has an exponent in it.
 LEAST_SHARE, MOST_TIMES = 1e-4, 1e6
+# Digits that are raised above the line.
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+# A number as Python writes it, which people do not: two digits of an exponent at least, and its sign.
+WRITTEN = re.compile(r"(?<![\w.=:])(\d(?:\.\d+)?)e([+-]\d{2,})(?!\w)")
 
 
 class Outcome(Enum):
@@ -89,6 +94,23 @@ def times(ratio: float) -> str:
     if ratio >= MOST_TIMES:
         return f"more than {MOST_TIMES:,.0f} ×"
     return f"{ratio:,.0f} ×" if ratio >= 10 else f"{ratio:.2g} ×"
+
+
+def power(number: float) -> str:
+    """A number as mathematics writes it: 2.9 × 10⁻¹⁴, in letters that can be bold."""
+    if not number:
+        return "0"
+    digits, exponent = f"{number:.1e}".split("e")
+    return f"{digits}\u00a0×\u00a010{str(int(exponent)).translate(RAISED)}"  # never broken over two lines
+
+
+def typeset(text: str) -> str:
+    """A text with its numbers as mathematics writes them, 4.4e-14 as 4.4 × 10⁻¹⁴; those behind = and : are commands."""
+
+    def written(found: re.Match[str]) -> str:
+        return f"{found[1]}\u00a0×\u00a010{str(int(found[2])).translate(RAISED)}" if float(found[1]) else "0"
+
+    return WRITTEN.sub(written, text)
 
 
 def of_error_bar(ratio: float) -> str:

@@ -66,7 +66,7 @@ def test_a_bar_and_ctrl_c(tmp_path: Path, colour: bool) -> None:
             r"(directions|columns)",
             r"\d+ queries · \d+/s",
             r"4,\d+ of 5,000 left",
-            r"± \de-1\d",
+            r"± \d\u00a0×\u00a010⁻¹.",
         )
         child.expect(rf"{stage}[^\r]*?{asked} · {left} · error so far {error}")
         shown = child.before + child.after
@@ -107,7 +107,7 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
     lines.answered(10, new=False)
     lines.answered(12, new=True)
     first, second = file.getvalue().splitlines()
-    said = "keyhole: columns: 10 queries, 0/s + 10 from the journal, 40 of 50 left, error so far ± 1e-09"
+    said = "keyhole: columns: 10 queries, 0/s + 10 from the journal, 40 of 50 left, error so far ± 1\u00a0×\u00a010⁻⁹"
     assert first == said
     assert second.startswith("keyhole: columns: 22 queries, ")
     assert "\x1b" not in file.getvalue()

@@ -22,10 +22,10 @@ from keyhole.cli import main
 from keyhole.cli import recover_model as cli_model
 from keyhole.errors import FileError
 from keyhole.recover_model import ModelRecovery
-from keyhole.recovery import Certificate, Outcome, Recovery, Stats, of_error_bar, percent, times
+from keyhole.recovery import Certificate, Outcome, Recovery, Stats, of_error_bar, percent, power, times, typeset
 from keyhole.report import build
 from keyhole.report.build import as_html, read_report, write_report
-from keyhole.report.charts import power, short, thin, typeset
+from keyhole.report.charts import short, thin
 from keyhole.report.html.canvas import canvas, through_zero
 from keyhole.runs.settings import Settings
 from keyhole.runs.store import ATTENTION, write_run

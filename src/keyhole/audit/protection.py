@@ -17,6 +17,7 @@ from keyhole.audit.servers import honest_tokens
 from keyhole.families import Family
 from keyhole.oracles import FunctionOracle
 from keyhole.queries import Signature
+from keyhole.recovery import typeset
 
 FEW = 3  # defences that a headline names
 
@@ -132,7 +133,7 @@ def table_of(audit: Audit) -> Table:
         table.add_column(column, no_wrap=True)
     for each in protections(audit):
         style = "red" if each.falls else "green" if each.is_near_floor else "yellow"
-        table.add_row(each.defence, Text(each.words, style=style), size(each.error), each.cost_words)
+        table.add_row(each.defence, Text(each.words, style=style), typeset(size(each.error)), typeset(each.cost_words))
     return table
 
 

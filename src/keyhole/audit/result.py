@@ -11,6 +11,7 @@ from rich.text import Text
 
 from keyhole.audit.defences import NONE, Defence, parse_defence
 from keyhole.optional import on_demand
+from keyhole.recovery import power
 
 # Relative errors an attacker may be content with: as good as the oracle for most uses, and as good as a copy.
 USEFUL, COPY = 1e-2, 1e-6
@@ -85,7 +86,7 @@ class Audit:
             rows = self.of(defence)
             by_multiple = {multiple: _within(rows, multiple) for multiple in multiples}
             cells = [_colour(row.error) if row else Text("") for row in by_multiple.values()]
-            table.add_row(defence, *cells, Text(f"{rows[-1].floor:.1e}", style="dim"))
+            table.add_row(defence, *cells, Text(power(rows[-1].floor), style="dim"))
         return table
 
     def __repr__(self) -> str:
@@ -120,7 +121,7 @@ def _within(rows: Sequence[Cell], multiple: float) -> Cell | None:
 
 def _colour(error: float) -> Text:
     style = "red" if error <= COPY else "yellow" if error <= USEFUL else "green"
-    return Text(f"{error:.1e}", style=style)
+    return Text(power(error), style=style)
 
 
 def sentence(rows: Sequence[Cell], short: Sequence[Cell], audit: Audit) -> str:

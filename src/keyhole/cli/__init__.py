@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from keyhole.cli.letters import AS_TYPED
 from keyhole.cli.options import (
     DONE,
     INTERRUPTED,
@@ -96,8 +97,8 @@ app = _make_app(name="keyhole", cls=LazyGroup, context_settings=HELP, add_comple
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit; what was used wrongly is said in one line on standard error."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # of a terminal without × and ⁻ they are question marks, not the end
-            stream.reconfigure(errors="replace")
+        if isinstance(stream, TextIOWrapper):  # a terminal without × and ⁻ shows x and ^-
+            stream.reconfigure(errors=AS_TYPED)
     try:
         code = app(args=arguments, prog_name="keyhole", standalone_mode=False)
     except Misuse as error:

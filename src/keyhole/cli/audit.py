@@ -33,6 +33,7 @@ from keyhole.cli.options import (
 )
 from keyhole.cli.output import LEAST_WIDTH, file_lines, keep_record, print_json, print_lines, print_table
 from keyhole.errors import OracleError, RecoveryFailed, UsageError
+from keyhole.recovery import typeset
 from keyhole.report.html.audit_curves import draw_curves
 from keyhole.report.html.canvas import INSTALL
 from keyhole.runs.folders import write_file
@@ -184,7 +185,7 @@ def _print_audit(found: Audit, files: Mapping[str, Path], notes: Sequence[str]) 
     console.print()
     for sentence in found.sentences:
         for number, row in enumerate(
-            textwrap.wrap(sentence, max(console.width, LEAST_WIDTH) - 2, break_long_words=False)
+            textwrap.wrap(typeset(sentence), max(console.width, LEAST_WIDTH) - 2, break_long_words=False)
         ):
             console.print(Text.assemble(("  " if number else "· ", "cyan"), row), soft_wrap=True)
     if files:

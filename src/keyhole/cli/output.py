@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from keyhole.recovery import typeset
 from keyhole.runs.store import plain, write_record
 
 # Columns a table may take, whatever the terminal has: rich cuts figures to fit, and half a figure is a wrong one.
@@ -40,7 +41,10 @@ def print_lines(
     console = Console(highlight=False)
     room = max(console.width, LEAST_WIDTH) - column - 2
     for word, text in lines:
-        rows = [text] if word in WHOLE or not wrap else textwrap.wrap(text, room, break_long_words=False)
+        if word in WHOLE:
+            rows = [text]
+        else:
+            rows = textwrap.wrap(typeset(text), room, break_long_words=False) if wrap else [typeset(text)]
         style = ("bold green" if good else "bold red") if word in {"outcome", "verdict"} else ""
         for number, row in enumerate(rows):
             line = Text.assemble((f"{'' if number else word:>{column}}  ", "cyan"), (row, style))

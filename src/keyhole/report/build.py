@@ -13,8 +13,7 @@ import numpy as np
 from keyhole.errors import FileError, KeyholeError, UsageError
 from keyhole.families import Family, SingleHead
 from keyhole.optional import KEYHOLE_VERSION
-from keyhole.recovery import Recovery, of_error_bar
-from keyhole.report.charts import power, typeset
+from keyhole.recovery import Recovery, of_error_bar, power, typeset
 from keyhole.report.content import Report
 from keyhole.report.html.canvas import INSTALL, canvas, to_png
 from keyhole.report.html.drawing import as_element, as_png, paint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -11,6 +10,7 @@ import numpy as np
 
 from keyhole.arrays import Floats, floats
 from keyhole.audit.result import Audit
+from keyhole.recovery import power
 from keyhole.runs.reader import LARGEST
 
 # What a series is: dots of what was found, rings of the truth, a line, a faint line to compare with.
@@ -23,28 +23,6 @@ PANEL_PIXELS = 96  # the same where there are many
 LEAST, MOST = 1e-300, LARGEST
 # Answers whose largest is so many times the usual one are drawn on a logarithmic scale.
 FAR_APART = 100.0
-# Digits that are raised above the line.
-RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-# A number as Python writes it, which people do not: two digits of an exponent at least, and its sign.
-WRITTEN = re.compile(r"(?<![\w.=:])(\d(?:\.\d+)?)e([+-]\d{2,})(?!\w)")
-
-
-def power(number: float) -> str:
-    """A number as mathematics writes it: 2.9 × 10⁻¹⁴, in letters that can be bold."""
-    if not number:
-        return "0"
-    digits, exponent = f"{number:.1e}".split("e")
-    return f"{digits}\u00a0×\u00a010{str(int(exponent)).translate(RAISED)}"  # never broken over two lines
-
-
-def typeset(text: str) -> str:
-    """A text with its numbers as mathematics writes them, 4.4e-14 as 4.4 × 10⁻¹⁴; those behind = and : are commands."""
-
-    def written(found: re.Match[str]) -> str:
-        return f"{found[1]}\u00a0×\u00a010{str(int(found[2])).translate(RAISED)}" if float(found[1]) else "0"
-
-    return WRITTEN.sub(written, text)
 
 
 def short(number: float) -> str:

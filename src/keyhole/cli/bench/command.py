@@ -37,6 +37,7 @@ from keyhole.cli.output import print_json, print_table
 from keyhole.errors import UsageError
 from keyhole.executors.base import Workers
 from keyhole.progress import steps_bar
+from keyhole.recovery import typeset
 from keyhole.runs.settings import Settings, parse_option
 from keyhole.runs.store import plain
 
@@ -227,4 +228,4 @@ def _show(found: Benchmark) -> None:
 
 
 def _figure(number: float | None, form: str) -> str:
-    return "" if number is None else format(number, form)
+    return "" if number is None else typeset(format(number, form))

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from keyhole.optional import install
-from keyhole.report.charts import RAISED
+from keyhole.recovery import RAISED
 
 INSTALL = install("report")
 DPI = 150
