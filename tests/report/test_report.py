@@ -609,12 +609,13 @@ def test_a_browser_shows_it_without_a_word_of_complaint(runs: Path) -> None:
             page.on("console", lambda message: complaints.append(message.text))
             page.on("pageerror", lambda error: complaints.append(str(error)))
             page.on("request", lambda request: asked(request.url, complaints))
-            for name in SAID:
+            for number, name in enumerate(SAID):
                 page.goto((runs / name / "report.html").as_uri())
                 for width in (375, 1200, shown):
                     page.set_viewport_size({"width": width, "height": 800})
                     assert page.evaluate("document.documentElement.scrollWidth") <= width, name
-                complaints.extend(violations(page))
+                if name in LOOKED_AT or number % 2 == (scheme == "dark"):  # axe takes half a second a page
+                    complaints.extend(violations(page))
                 if name in LOOKED_AT:
                     picture(page, f"report-{name}-{scheme}-{shown}")
                     picture(page, f"report-{name}-{scheme}-{shown}-deuteranopia", "deuteranopia")
