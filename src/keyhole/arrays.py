@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
@@ -30,6 +31,9 @@ ROUNDING_DEVIATIONS = 8.0
 
 # What is worked out in between for matrices of more numbers than this is made for some rows at a time.
 BLOCK_NUMBERS = 2**24
+
+# Normal numbers that a device makes for the host at a time, 8 MiB of them.
+DRAWN_AT_ONCE = 2**20
 
 _NAMESPACES: dict[type, Any] = {}  # the look-up takes longer than many an operation on small arrays
 
@@ -373,7 +377,18 @@ def host_normals(space: Space, rng: np.random.Generator) -> Callable[[tuple[int,
         return rng.standard_normal
     xp = space.xp
     generator = xp.Generator(device=space.device).manual_seed(int(rng.integers(2**62)))
-    return lambda shape: floats(xp.randn(shape, dtype=xp.float64, device=space.device, generator=generator))
+    left = np.empty(0)
+
+    def draw(shape: tuple[int, ...]) -> Floats:
+        nonlocal left
+        size = math.prod(shape)
+        if left.size < size:  # many at a time: a device is waited for whenever numbers come from it
+            many = max(size, DRAWN_AT_ONCE)
+            left = floats(xp.randn(many, dtype=xp.float64, device=space.device, generator=generator))
+        drawn, left = left[:size].reshape(shape), left[size:]
+        return drawn
+
+    return draw
 
 
 def numpy_space() -> Space:

@@ -10,7 +10,7 @@ from typing import Generic
 import numpy as np
 from scipy.special import bdtrc, bdtri
 
-from keyhole.arrays import FLOAT32, Array, Booleans, Floats, floats, to_numpy
+from keyhole.arrays import FLOAT32, Array, Booleans, Floats, floats, namespace
 from keyhole.errors import BudgetExhausted
 from keyhole.families import F, F_co, Family
 from keyhole.methods.base import Estimate, Steps
@@ -455,4 +455,6 @@ def _attention(params: Family, signature: Signature, asked: HeldOut, fine: Boole
 
 
 def _concatenate(arrays: list[Array]) -> Floats:
-    return np.concatenate([np.ravel(to_numpy(array)).astype(np.float64) for array in arrays])
+    """All numbers; those of a device are brought together there."""
+    xp = namespace(arrays[0])
+    return floats(xp.concat([xp.reshape(array, (-1,)) for array in arrays]))
