@@ -101,9 +101,10 @@ def times(rows: Floats, matrix: Array) -> Floats:  # (..., m), (..., m, n) -> (.
 
 
 def row_norms(array: Array) -> Array:  # (..., n) -> (...)
-    """Norms along the last axis, several times as fast as NumPy's own."""
-    xp = namespace(array)
-    return xp.sqrt(xp.vecdot(array, array))
+    """Norms along the last axis; in NumPy several times as fast as its own."""
+    if isinstance(array, np.ndarray):
+        return np.sqrt(np.vecdot(array, array))
+    return namespace(array).linalg.vector_norm(array, axis=-1)
 
 
 def median(array: Array, axes: tuple[int, ...] | None = None) -> Floats:

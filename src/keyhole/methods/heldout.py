@@ -480,13 +480,13 @@ class _Evidence:
         if self.normal:
             radii = np.hypot(known, noise.scale)
         moves = MOVES if self.exact else MOVES_NOISY
-        found = {}
-        for label, effect in params.effects(self.change, tokens):
-            with np.errstate(all="ignore"):
-                ratios = floats(effect) / (moves * radii)
-            ratios = np.where(np.isfinite(radii) & ~np.isnan(ratios), ratios, 0.0)
-            found[label] = ratios.reshape(len(ratios), -1).max(axis=1)
-        return found
+        effects = dict(params.effects(self.change, tokens))
+        if not effects:
+            return {}
+        with np.errstate(all="ignore"):  # all at once, since a device is waited for whenever numbers come from it
+            ratios = floats(namespace(tokens).stack(list(effects.values()))) / (moves * radii)
+        ratios = np.where(np.isfinite(radii) & ~np.isnan(ratios), ratios, 0.0)
+        return dict(zip(effects, ratios.reshape(*ratios.shape[:2], -1).max(axis=2), strict=True))
 
 
 def _change(estimate: Estimate, share: float, longest: float) -> Family:
