@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
@@ -13,6 +14,7 @@ from typing import Any, Self
 import array_api_compat
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import get_lapack_funcs
 
 from keyhole.errors import UsageError
 
@@ -29,6 +31,9 @@ ROUNDING_DEVIATIONS = 8.0
 
 # What is worked out in between for matrices of more numbers than this is made for some rows at a time.
 BLOCK_NUMBERS = 2**24
+
+# Normal numbers that a device makes for the host at a time, 8 MiB of them.
+DRAWN_AT_ONCE = 2**20
 
 _NAMESPACES: dict[type, Any] = {}  # the look-up takes longer than many an operation on small arrays
 
@@ -95,6 +100,13 @@ def times(rows: Floats, matrix: Array) -> Floats:  # (..., m), (..., m, n) -> (.
     return floats(like(rows, matrix) @ matrix)
 
 
+def row_norms(array: Array) -> Array:  # (..., n) -> (...)
+    """Norms along the last axis; in NumPy several times as fast as its own."""
+    if isinstance(array, np.ndarray):
+        return np.sqrt(np.vecdot(array, array))
+    return namespace(array).linalg.vector_norm(array, axis=-1)
+
+
 def median(array: Array, axes: tuple[int, ...] | None = None) -> Floats:
     """The median of all numbers, or along some axes, as numbers of NumPy."""
     if isinstance(array, np.ndarray):
@@ -135,13 +147,18 @@ def lu_factor(matrix: Array) -> tuple[Array, Integers] | None:  # (m, n), m ≥ 
 
     The array API has no word for it. What is singular ends in pivots of zero.
     """
-    if not array_api_compat.is_torch_array(matrix):
+    if isinstance(matrix, np.ndarray):
+        getrf: Any = get_lapack_funcs("getrf", (matrix,))
+        packed, swaps, _ = getrf(matrix)
+    elif array_api_compat.is_torch_array(matrix):
+        packed, swaps, _ = namespace(matrix).linalg.lu_factor_ex(matrix)
+        swaps = to_numpy(swaps) - 1  # as LAPACK has them, from one
+    else:
         return None
-    packed, swaps, _ = namespace(matrix).linalg.lu_factor_ex(matrix)
-    order = np.arange(matrix.shape[0])
-    for place, other in enumerate(to_numpy(swaps) - 1):  # as LAPACK has them, from one
-        order[[place, other]] = order[[other, place]]
-    return packed, order
+    order = list(range(matrix.shape[0]))
+    for place, other in enumerate(swaps.tolist()):
+        order[place], order[other] = order[other], order[place]
+    return packed, np.array(order)
 
 
 # How libraries call it, or say it, that an array does not fit into memory.
@@ -361,7 +378,18 @@ def host_normals(space: Space, rng: np.random.Generator) -> Callable[[tuple[int,
         return rng.standard_normal
     xp = space.xp
     generator = xp.Generator(device=space.device).manual_seed(int(rng.integers(2**62)))
-    return lambda shape: floats(xp.randn(shape, dtype=xp.float64, device=space.device, generator=generator))
+    left = np.empty(0)
+
+    def draw(shape: tuple[int, ...]) -> Floats:
+        nonlocal left
+        size = math.prod(shape)
+        if left.size < size:  # many at a time: a device is waited for whenever numbers come from it
+            many = max(size, DRAWN_AT_ONCE)
+            left = floats(xp.randn(many, dtype=xp.float64, device=space.device, generator=generator))
+        drawn, left = left[:size].reshape(shape), left[size:]
+        return drawn
+
+    return draw
 
 
 def numpy_space() -> Space:

@@ -232,11 +232,24 @@ Position = Sequence[Term]
 class PositionsOf(Sequence[Position]):
     """The positions of sequences that are at hand, one term each."""
 
-    def __init__(self, tokens: Array) -> None:  # (count, length, width)
-        self.tokens = tokens
+    def __init__(self, sequences: Array | list[Array]) -> None:  # (count, length, width), or (length, width) each
+        self._sequences = sequences
+
+    @cached_property
+    def tokens(self) -> Array:  # (count, length, width)
+        """All of them as one array, which those of a list become where that is wanted."""
+        given = self._sequences
+        return namespace(given[0]).stack(given) if isinstance(given, list) else given
+
+    def write(self, room: Array, start: int, stop: int) -> None:  # (stop − start, length, width)
+        """Write some of them, in memory that an oracle may write to."""
+        if isinstance(self._sequences, list) and isinstance(room, np.ndarray):
+            np.concatenate(self._sequences[start:stop], out=room.reshape(-1, room.shape[-1]))
+        else:
+            room[...] = self.tokens[start:stop, :, :]
 
     def __len__(self) -> int:
-        return int(self.tokens.shape[1])
+        return int(self._sequences[0].shape[0])
 
     @overload
     def __getitem__(self, place: int) -> Position: ...
@@ -329,8 +342,8 @@ class Plan:
             inner = replace(self, through=None).tokens(start, stop, space, self.through.width)
             return self.through(inner)
         made = space.xp.empty(shape, dtype=space.dtype, device=space.device) if room is None else room.reshape(shape)
-        if isinstance(self.positions, PositionsOf):  # in memory that the oracle may write to
-            made[...] = self.positions.tokens[start:stop, :, :]
+        if isinstance(self.positions, PositionsOf):
+            self.positions.write(made, start, stop)
             return made
         if self._is_table:
             table, index = self._table
@@ -390,9 +403,9 @@ def _used_rows(term: Term) -> Term:
     return Term(TokenRows(xp.take(rows, kept, axis=0)), xp.take(places, index, axis=0), term.scale)
 
 
-def sequences(stage: str, tokens: Array) -> Plan:  # (count, length, width)
+def sequences(stage: str, tokens: Array | list[Array]) -> Plan:  # (count, length, width), or (length, width) each
     """A plan that asks exactly these sequences."""
-    return Plan(stage, tokens.shape[0], PositionsOf(tokens))
+    return Plan(stage, len(tokens), PositionsOf(tokens))
 
 
 @dataclass(frozen=True, eq=False)

@@ -479,10 +479,10 @@ def test_products_of_few_digits_are_refused() -> None:
     Session(coarse)
 
 
-def test_a_device_is_waited_for_once_a_plan() -> None:
+def test_a_device_is_waited_for_once_for_plans_that_are_asked_together() -> None:
     """Answers are checked together, and one that is not finite is found all the same."""
     torch = pytest.importorskip("torch")
-    looks: list[int] = []
+    looks: list[list[int]] = []
 
     def box(tokens: Array) -> Array:
         return 1 / tokens[:, 0, 0]
@@ -490,12 +490,15 @@ def test_a_device_is_waited_for_once_a_plan() -> None:
     oracle = kh.FunctionOracle(box, width=4, like=torch.ones(1, dtype=torch.float64), batch_limit=10)
     ahead(oracle.signature.space)
     check = oracle.check_finite
-    oracle.check_finite = lambda answers: (looks.append(len(answers)), check(answers))[1]  # type: ignore[method-assign]
+    oracle.check_finite = lambda *found: (looks.append(list(map(len, found))), check(*found))[1]  # type: ignore[method-assign]
     session = Session(oracle)
     tokens = torch.ones((100, 1, 4), dtype=torch.float64)
     assert len(session.measure(sequences("fine", tokens)).values) == 100
-    assert looks == [100]
+    session.measure_all([sequences("fine", tokens), sequences("fewer", tokens[:30])])
+    assert looks == [[100], [100, 30]]
     assert session.oracle_seconds > 0
     tokens[17] = 0.0
     with pytest.raises(NonFiniteAnswer):
         session.measure(sequences("poles", tokens))
+    with pytest.raises(NonFiniteAnswer):
+        session.measure_all([sequences("poles", tokens), sequences("none", tokens[50:])])

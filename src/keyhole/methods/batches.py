@@ -51,6 +51,14 @@ def in_batches(params: F, groups: Iterable[tuple[Integers, Array]], space: Space
         yield Batch(np.concatenate([where for where, _ in own]), space.asarray(tokens), lengths, own_params)
 
 
+def apart(
+    tokens: list[Array], some: Integers | None = None
+) -> Iterator[tuple[Integers, Array]]:  # (length, width) each
+    """Places and sequences, all or some, as groups of one each."""
+    for place in range(len(tokens)) if some is None else some:
+        yield np.array([place]), tokens[int(place)][None, ...]
+
+
 def _length(group: tuple[Integers, Array]) -> int:
     return int(group[1].shape[1])
 

@@ -10,11 +10,11 @@ from typing import Generic
 import numpy as np
 from scipy.special import bdtrc, bdtri
 
-from keyhole.arrays import FLOAT32, Array, Booleans, Floats, floats, to_numpy
+from keyhole.arrays import FLOAT32, Array, Booleans, Floats, floats, namespace
 from keyhole.errors import BudgetExhausted
 from keyhole.families import F, F_co, Family
 from keyhole.methods.base import Estimate, Steps
-from keyhole.methods.batches import Batch, in_batches
+from keyhole.methods.batches import apart, in_batches
 from keyhole.methods.heldout import HeldOut, draw_heldout, elsewhere, prediction_radii
 from keyhole.noise import GAUSSIAN_DEVIATIONS
 from keyhole.numerics.domain import LONGEST, Sampler, class_label, length_class
@@ -247,14 +247,14 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
     coarse, size = _rms(radii[fine]), _rms(changes[fine])
     if normal:
         coarse = float(np.sqrt(np.mean(known[fine] ** 2) + signature.noise.scale**2 / known.size))
-    attention = _attention(estimate.params, signature, asked.plans, fine)
+    attention = _attention(estimate.params, signature, asked, fine)
     if attention > 0 or signature.max_norm is not None:
         size = min(size, attention)
     if not normal and coarse > _coarsest(estimate.params, signature) * size:
         coarse = _rms(_without_ties(radii[fine].reshape(-1, predictions.size // asked.usual.size)))
     resolution = coarse / size if size > 0 else float("inf")
     if estimate.params.tells_labels:
-        resolution = _resolution_of_numbers(estimate, signature, asked.plans, fine)
+        resolution = _resolution_of_numbers(estimate, signature, asked, fine)
     scatters = normal and _has_scatter(np.abs(predictions - answers), radii)
     labels = estimate.params.tells_labels
     compared = Comparison(predictions, answers, radii, resolution, scatters, beyond, widening, labels)
@@ -292,14 +292,14 @@ def _fine(asked: HeldOut, signature: Signature) -> Booleans:  # (queries,)
     return asked.usual if np.any(asked.usual) else ~asked.usual
 
 
-def _resolution_of_numbers(estimate: Estimate, signature: Signature, plans: list[Plan], fine: Booleans) -> float:
+def _resolution_of_numbers(estimate: Estimate, signature: Signature, asked: HeldOut, fine: Booleans) -> float:
     """Median radius of the numbers behind labels over what attention does to them."""
     params, radius = estimate.params.numbers(), estimate.radius.numbers()
-    tokens = [plan.tokens(0, plan.count, signature.space, signature.width) for plan in plans]
+    tokens = [plan.tokens(0, plan.count, signature.space, signature.width) for plan in asked.plans]
     outputs = params.outputs or 1
     known = _concatenate([prediction_radii(params, radius, each, signature) for each in tokens]).reshape(-1, outputs)
     wide = np.repeat(fine, outputs)
-    attention = _attention(params, signature, plans, wide)
+    attention = _attention(params, signature, asked, wide)
     if not attention < float("inf"):
         return 0.0
     if attention == 0 and signature.max_norm is None:  # there is none at tokens of any norm
@@ -440,10 +440,11 @@ def _constant(params: Family, plans: list[Plan]) -> Floats | float:
     return 0.0 if constant is None else np.tile(np.ravel(floats(constant)), sum(plan.count for plan in plans))
 
 
-def _attention(params: Family, signature: Signature, plans: list[Plan], fine: Booleans) -> float:
+def _attention(params: Family, signature: Signature, asked: HeldOut, fine: Booleans) -> float:
     """What attention contributes to the answers: radii as large as that say nothing of the score matrix."""
-    moved = np.zeros((sum(plan.count for plan in plans), params.outputs or 1))
-    for batch in _batches(params, signature, plans, np.any(fine.reshape(len(moved), -1), axis=1)):
+    moved = np.zeros((len(asked.tokens), params.outputs or 1))
+    (some,) = np.nonzero(np.any(fine.reshape(len(moved), -1), axis=1))
+    for batch in in_batches(params, apart(asked.tokens, some), signature.space):
         without = batch.params.without_attention()
         if without is None:
             return float("inf")
@@ -453,17 +454,7 @@ def _attention(params: Family, signature: Signature, plans: list[Plan], fine: Bo
     return float(np.sqrt(np.mean(np.ravel(moved)[fine] ** 2)))
 
 
-def _batches(params: F, signature: Signature, plans: list[Plan], some: Booleans) -> Iterator[Batch[F]]:
-    """Some of the sequences of plans."""
-    groups, begin = [], 0
-    for plan in plans:
-        (chosen,) = np.nonzero(some[begin : begin + plan.count])
-        if len(chosen):
-            tokens = plan.tokens(0, plan.count, signature.space, signature.width)
-            groups.append((begin + chosen, signature.space.xp.stack([tokens[int(n), ...] for n in chosen])))
-        begin += plan.count
-    return in_batches(params, groups, signature.space)
-
-
 def _concatenate(arrays: list[Array]) -> Floats:
-    return np.concatenate([np.ravel(to_numpy(array)).astype(np.float64) for array in arrays])
+    """All numbers; those of a device are brought together there."""
+    xp = namespace(arrays[0])
+    return floats(xp.concat([xp.reshape(array, (-1,)) for array in arrays]))

@@ -25,7 +25,7 @@ from keyhole.arrays import (
 )
 from keyhole.families import F, Family
 from keyhole.methods.base import Estimate
-from keyhole.methods.batches import in_batches
+from keyhole.methods.batches import apart, in_batches
 from keyhole.numerics.domain import (
     LENGTH_CLASSES,
     LONGEST,
@@ -129,6 +129,7 @@ class HeldOut:
     """Held-out queries as plans, one per length, and what each of them informs about, in the order of the plans."""
 
     plans: list[Plan]
+    tokens: list[Array]  # (length, width) of each query
     usual: Booleans  # (queries,): where radii are as fine, beside what attention does, as they get
     domain: Booleans  # (queries,): from the sampler of a user
     lengths: Array  # (queries,)
@@ -253,7 +254,8 @@ class _Source:
             return Query(signature.alphabet.draw(structure, rng, length), norm, structure, usual)
         tokens = draw_tokens(structure, rng, length, signature.width, self.normal)
         if structure == "one-hot":
-            tokens[-1] = np.max(tokens[-1]) * np.eye(signature.width)[next(self._axes)]
+            size, tokens[-1] = np.max(tokens[-1]), 0.0
+            tokens[-1, next(self._axes)] = size
         if self.loudest is not None and structure in LOUD and norm not in KEPT and rng.integers(LOUD_EVERY):
             tokens += rng.choice([-1.0, 1.0], (length, 1)) * to_numpy(self.loudest)
         if (structure, norm) == EACH:
@@ -278,12 +280,12 @@ class _Source:
         if norm == "longest" and structure == "ordinary" and self.sure and self.has_attention:
             tokens = self._undecided(tokens)
         with np.errstate(divide="ignore", invalid="ignore"):
-            sizes = np.linalg.norm(tokens, axis=1, keepdims=True)
+            sizes = np.sqrt(np.vecdot(tokens, tokens))[:, None]
             # Normal tokens end at the very rim; those of one entry beside it, since there values are read from them.
             on_rim = norm == "normal" or rim
             inside = 1.0 if on_rim and not alone else 1.0 - (BESIDE_RIM if on_rim else 0.5) * rng.uniform() ** 2
             limit = min(signature.norm_limit, longest_finite(signature)) * inside
-            tokens = np.where(sizes > limit, tokens * (limit / sizes), tokens)
+            tokens *= np.minimum(limit / sizes, 1.0)
         if structure == "ordinary" and norm != "normal" and not soft and rng.integers(2):
             last = self.params.onto_kinks(tokens[-1:], rng)
             beside = AROUND_KINK * rng.integers(2) * np.linalg.norm(last) / signature.width**0.5
@@ -448,8 +450,8 @@ class _Evidence:
         evidence: dict[str, Floats] = {}
         informative = np.zeros(len(queries), bool)
         predictions, known = ([np.empty(0)] * len(queries) for _ in range(2))
-        sequences = by_length(queries, self.signature)
-        for where, tokens, lengths, params in in_batches(self.estimate.params, sequences, self.signature.space):
+        each = apart([query.tokens for query in queries])
+        for where, tokens, lengths, params in in_batches(self.estimate.params, each, self.signature.space):
             answers, errors = self.predict(params, tokens)
             for place, n in enumerate(where):
                 predictions[n], known[n] = np.ravel(answers[place]), np.ravel(errors[place])
@@ -478,13 +480,13 @@ class _Evidence:
         if self.normal:
             radii = np.hypot(known, noise.scale)
         moves = MOVES if self.exact else MOVES_NOISY
-        found = {}
-        for label, effect in params.effects(self.change, tokens):
-            with np.errstate(all="ignore"):
-                ratios = floats(effect) / (moves * radii)
-            ratios = np.where(np.isfinite(radii) & ~np.isnan(ratios), ratios, 0.0)
-            found[label] = ratios.reshape(len(ratios), -1).max(axis=1)
-        return found
+        effects = dict(params.effects(self.change, tokens))
+        if not effects:
+            return {}
+        with np.errstate(all="ignore"):  # all at once, since a device is waited for whenever numbers come from it
+            ratios = floats(namespace(tokens).stack(list(effects.values()))) / (moves * radii)
+        ratios = np.where(np.isfinite(radii) & ~np.isnan(ratios), ratios, 0.0)
+        return dict(zip(effects, ratios.reshape(*ratios.shape[:2], -1).max(axis=2), strict=True))
 
 
 def _change(estimate: Estimate, share: float, longest: float) -> Family:
@@ -571,13 +573,15 @@ def _missing(queries: list[Query], table: _Table, evidence: _Evidence) -> list[s
     return names
 
 
-def by_length(queries: list[Query], signature: Signature) -> Iterable[tuple[Array, Array]]:
-    """The places of queries of one length, and their tokens (n, length, width) as the oracle takes them."""
+def by_length(queries: list[Query], signature: Signature) -> Iterable[tuple[Array, Plan]]:
+    """The places of queries of one length, and the plan that asks them."""
     lengths = np.array([query.length for query in queries])
     for length in np.unique(lengths):
         (where,) = np.nonzero(lengths == length)
-        several = [queries[n].tokens for n in where]
-        yield where, signature.space.asarray(np.stack(several) if len(several) > 1 else several[0][None])
+        alike = [queries[n].tokens for n in where]
+        on_host = isinstance(signature.space.zeros(0), np.ndarray)  # then a copy of all is made when they are asked
+        tokens = list(map(signature.space.asarray, alike)) if on_host else signature.space.asarray(np.stack(alike))
+        yield where, sequences("held-out", tokens)
 
 
 def _as_plans(
@@ -586,12 +590,13 @@ def _as_plans(
     of_inputs = evidence.of(inputs)
     plans, order = [], []
     for first, some in ((0, queries), (len(queries), inputs)):
-        for where, tokens in by_length(some, signature):
-            plans.append(sequences("held-out", tokens))
+        for where, plan in by_length(some, signature):
+            plans.append(plan)
             order += list(first + where)
     everything = queries + inputs
     return HeldOut(
         plans,
+        [everything[n].tokens for n in order],
         usual=np.array([everything[n].usual for n in order]),
         domain=np.array([everything[n].norm == "domain" for n in order]),
         lengths=np.array([everything[n].length for n in order]),
@@ -610,6 +615,7 @@ def elsewhere(
     Where attention is causal, a token sees those before it, else all.
     """
     plans: list[Plan] = []
+    moved: list[Array] = []
     lengths: list[int] = []
     source: list[int] = []
     first = 0
@@ -618,22 +624,20 @@ def elsewhere(
         for place in own:
             others = [n for n in range(place if causal else plan.length) if n != place]
             order = signature.space.indices([*others, place])
-            plans.append(sequences(plan.stage, signature.space.xp.take(tokens, order, axis=1)))
+            taken = signature.space.xp.take(tokens, order, axis=1)
+            plans.append(sequences(plan.stage, taken))
+            moved += [taken[n, ...] for n in range(plan.count)]
             lengths += [len(others) + 1] * plan.count
             source += range(first, first + plan.count)
         first += plan.count
     evidence = _Evidence(estimate, signature)
     predictions, known = (np.empty((len(source), estimate.params.outputs or 1)) for _ in range(2))
-    begins = np.cumsum([0] + [plan.count for plan in plans])
-    groups = (
-        (np.arange(begin, begin + plan.count), plan.tokens(0, plan.count, signature.space, signature.width))
-        for begin, plan in zip(begins, plans, strict=False)
-    )
-    for batch in in_batches(estimate.params, groups, signature.space):
+    for batch in in_batches(estimate.params, apart(moved), signature.space):
         for whole, part in zip((predictions, known), evidence.predict(batch.params, batch.tokens), strict=True):
             whole[batch.places] = part.reshape(len(batch.places), -1)
     return HeldOut(
         plans,
+        tokens=moved,
         usual=asked.usual[source],
         domain=asked.domain[source],
         lengths=np.array(lengths),

@@ -94,7 +94,8 @@ def draw_tokens(
 
     Normal numbers come of `rng`, or of `normal` where something else makes many faster.
     """
-    ordinary = (normal or rng.standard_normal)((length, width)) / width**0.5
+    ordinary = (normal or rng.standard_normal)((length, width))
+    ordinary /= width**0.5
     return ordinary if structure == "ordinary" else STRUCTURES[structure](rng, ordinary)
 
 

@@ -91,10 +91,11 @@ class Oracle(ABC):
         return self._check_answers(answers, tokens)
 
     @final
-    def check_finite(self, answers: Array) -> None:
-        """Raise NonFiniteAnswer unless all these answers are finite. It waits for the device that they are on."""
+    def check_finite(self, *answers: Array) -> None:
+        """Raise NonFiniteAnswer unless all these answers are finite. It waits once for the device that they are on."""
         xp = self.signature.space.xp
-        if not bool(xp.all(xp.isfinite(answers))):
+        finite = [xp.all(xp.isfinite(each)) for each in answers]
+        if not bool(finite[0] if len(finite) == 1 else xp.all(xp.stack(finite))):
             raise NonFiniteAnswer(
                 f"the oracle {self.name!r} answered nan or inf to a question of finite tokens: "
                 "set max_norm if it overflows at long tokens, or mend the box"

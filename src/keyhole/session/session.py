@@ -73,8 +73,10 @@ class Session:
         self.lanes = lanes
         self._attempt = 0  # which of several the last plan was for
         self._in_oracle = Stopwatch(self.signature.space)
-        # Answers are looked at once per plan where every look waits for a device, unless a journal keeps each batch.
+        # Answers to plans that are asked together are looked at once where every look waits for a device, unless a
+        # journal keeps each batch.
         self._checks_late = self.signature.space.runs_ahead and journal is None
+        self._unchecked: list[Array] = []
         self._batch_bytes = self._affordable_bytes()
         self._memory: Array | None = None
         self._outputs: tuple[int, ...] | None = None  # shape of one answer, once one has come
@@ -135,7 +137,13 @@ class Session:
     def measure_all(self, plans: Sequence[Plan]) -> list[Measurements]:
         """The answers to independent plans, several batches at a time where there are lanes."""
         if self.lanes is None:
-            return [self.measure(plan) for plan in plans]
+            self._unchecked = []
+            measured = [self._measure(plan) for plan in plans]
+            if self._unchecked:  # one look at the answers to all plans
+                self.oracle.check_finite(*self._unchecked)
+                self._in_oracle.read()  # while there is nothing to wait for
+                self._unchecked = []
+            return measured
         later: set[int] = set()  # plans that ask again what others ask here: the journal will have it by then
         seen: set[tuple[str, int]] = set()
         for number, plan in enumerate(plans) if self.journal and len(plans) > 1 else ():
@@ -236,8 +244,10 @@ class Session:
 
     def measure(self, plan: Plan) -> Measurements:
         """The answers to a plan, from the journal where it has them, else from the oracle."""
-        if self.lanes is not None:
-            return self.measure_all([plan])[0]
+        return self.measure_all([plan])[0]
+
+    def _measure(self, plan: Plan) -> Measurements:
+        """The same, one batch after the other."""
         self._announce(plan)
         repeats = plan.all_repeats
         values = self._answers(plan, repeats[0])
@@ -262,8 +272,7 @@ class Session:
             return self._no_answers(plan)
         values = pieces[0] if len(pieces) == 1 else self.signature.space.xp.concat(pieces)
         if self._checks_late:
-            self.oracle.check_finite(values)
-            self._in_oracle.read()  # while there is nothing to wait for
+            self._unchecked.append(values)
         return values
 
     def _from_journal(self, plan: Plan, answers: np.ndarray) -> Array:

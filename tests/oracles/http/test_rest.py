@@ -17,6 +17,7 @@ from keyhole.errors import (
     FileError,
     KeyholeError,
     NonFiniteAnswer,
+    QuestionRefused,
     ServerUnreachable,
     UsageError,
     WrongShape,
@@ -70,6 +71,23 @@ def test_one_sequence_per_request_and_a_target(tmp_path: Path) -> None:
         target.oracle.close()
 
 
+@pytest.mark.parametrize("outputs", [None, 2])
+def test_an_endpoint_that_squeezes_its_answers(outputs: int | None) -> None:
+    """A list of one is what it holds there, as after NumPy's squeeze."""
+    values = np.random.default_rng(1).standard_normal((WIDTH,) if outputs is None else (WIDTH, outputs))
+    truth = kh.SingleHead(head().score, values)
+
+    def squeezed(body: bytes, _: Mapping[str, str]) -> Said:
+        return as_json({"outputs": np.squeeze(truth(np.asarray(json.loads(body)["inputs"]))).tolist()})
+
+    with faking() as fake:
+        fake.pages["/f"] = squeezed
+        oracle = RestOracle(f"http://127.0.0.1:{fake.port}/f", WIDTH)
+        for count in (1, 2, 5):
+            np.testing.assert_array_equal(oracle(some(count)), truth(some(count)))
+        oracle.close()
+
+
 @pytest.mark.parametrize(
     ("request_", "said"),
     [
@@ -96,6 +114,13 @@ def test_templates_that_are_none(request_: str, said: str) -> None:
         (as_json({"outputs": [None] * 5}), "outputs", NonFiniteAnswer, "nan"),
         ((200, {}, b"<html>"), "outputs", BadAnswer, "no JSON"),
         (as_json({"error": "who?"}, 401), "outputs", AccessDenied, "who"),
+        (
+            as_json({"detail": [{"loc": ["body"], "msg": "inputs: field required"}]}, 422),
+            "",
+            QuestionRefused,
+            "field req",
+        ),
+        (as_json({"outputs": [1.0, 2.0]}), "outputs", WrongShape, r"answers of shape \(2,\)"),
     ],
 )
 def test_replies_without_answers(said: Said, answer: str, error: type[KeyholeError], words: str) -> None:

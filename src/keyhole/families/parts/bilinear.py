@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, Self
 
-from keyhole.arrays import Array, namespace
+from keyhole.arrays import Array, namespace, row_norms
 
 
 class ScoreForm(Protocol):
@@ -58,9 +58,11 @@ class Bilinear:
         variance = _rows_times(queries**2, (radius.score**2).T)
         if radius.bias is not None:
             variance = variance + radius.bias**2
-        norms = xp.linalg.vector_norm(tokens, axis=-1)[:, None, :]  # (batch, 1, length)
-        key_norms = xp.linalg.vector_norm(self.keys(queries), axis=-1)[:, :, None]  # (batch, queries, 1)
-        return xp.sqrt(xp.matrix_transpose(tokens**2 @ xp.matrix_transpose(variance))) + rounding * norms * key_norms
+        radii = xp.sqrt(xp.matrix_transpose(tokens**2 @ xp.matrix_transpose(variance)))
+        if rounding == 0:
+            return radii
+        norms, key_norms = row_norms(tokens)[:, None, :], row_norms(self.keys(queries))[:, :, None]
+        return radii + rounding * norms * key_norms
 
     def token_norm(self, logit_size: float) -> float:
         """The norm at which random tokens have logits of about `logit_size`; inf when none has any."""

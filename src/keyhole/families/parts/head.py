@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from keyhole.arrays import Array, Floats, namespace
+from keyhole.arrays import Array, Floats, namespace, row_norms
 from keyhole.families.base import Family
 from keyhole.families.parts.attention import KINDS, Attention
 from keyhole.families.parts.bilinear import ScoreForm
@@ -112,7 +112,7 @@ class Head(Family):
         weights = attention.weights(logits)  # (batch, queries, length)
         radii = attention.energy_radii(logits, head.form.radius(wide.form, tokens, queries, rounding))
         radii = radii + attention.constant_radii(constants, logits) + attention.energy_rounding(logits, rounding)
-        norms = xp.linalg.vector_norm(tokens, axis=-1)[:, :, None]
+        norms = row_norms(tokens)[:, :, None]
         values = (tokens @ head.value_columns)[:, None, :, :]  # (batch, 1, length, outputs or 1)
         value_radius = xp.sqrt((tokens**2) @ (wide.value_columns**2))
         value_radius = value_radius + rounding * norms * xp.linalg.vector_norm(head.value_columns, axis=0)

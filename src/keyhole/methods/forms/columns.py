@@ -129,6 +129,7 @@ class ScoreColumns:
         self.cross = CrossBasis(self.space, self.width)
         draft.inverse, draft.right = self.inverse, right
         self.radii: list[Array] = []  # beside draft.columns
+        self._largest_radii: Array | None = None  # of complete columns by row
         self._residuals: list[float] = []  # of directions that were consistent: what was left of them ...
         self._resolved: list[float] = []  # ... and what could have been told from zero
         self.partial: list[PartialColumns] = []
@@ -155,6 +156,9 @@ class ScoreColumns:
         columns, radius = self._solve_complete(table, directions)
         self.draft.columns.append((self.space.indices(directions), columns))
         self.radii.append(radius)
+        most = self.space.xp.max(radius, axis=1)
+        before = self._largest_radii
+        self._largest_radii = most if before is None else self.space.xp.maximum(before, most)
         self.draft.radius = max(self.draft.radius, float(self.space.xp.max(radius)))
         if directions == self.special and float(self.space.xp.max(abs(columns))) < FAINT * self.reader.estimate.size:
             self.faint = 1
@@ -166,8 +170,11 @@ class ScoreColumns:
         """Rows and directions (n,) of forms below `size` whose radii are above `radius` and those of most."""
         xp = self.space.xp
         numbers, columns, radii = self._complete()
-        typical = float(xp.sort(xp.reshape(radii, (-1,)))[radii.shape[0] * radii.shape[1] // 2])
-        rows, places = xp.nonzero((radii > max(radius, 8 * typical)) & (xp.abs(columns) < size))
+        wide = (radii > radius) & (xp.abs(columns) < size)
+        if bool(xp.any(wide)):  # the median takes longer than all else here
+            typical = float(xp.sort(xp.reshape(radii, (-1,)))[radii.shape[0] * radii.shape[1] // 2])
+            wide &= radii > 8 * typical
+        rows, places = xp.nonzero(wide)
         return rows, xp.take(numbers, places, axis=0)
 
     def replace(self, rows: Array, directions: Array, values: Array, radius: Array) -> None:
@@ -176,6 +183,7 @@ class ScoreColumns:
         (_, places) = self.space.xp.nonzero(directions[:, None] == numbers[None, :])
         columns[rows, places], radii[rows, places] = values, radius
         self.draft.columns, self.radii = [(numbers, columns)], [radii]
+        self._largest_radii = self.space.xp.max(radii, axis=1)
 
     def _complete(self) -> tuple[Array, Array, Array]:
         """Numbers of the directions whose columns are complete, the columns and their radii."""
@@ -326,8 +334,7 @@ class ScoreColumns:
         predicted = factors @ solution.coefficients - table.ratio[rank:, :] * solution.form
         # The columns behind the factors carry errors too, by as much as they are used.
         used = 1 + xp.sqrt(xp.sum((solution.coefficients / cross.heights[:, None]) ** 2, axis=0))
-        known = xp.max(xp.concat(self.radii, axis=1), axis=1)  # by row
-        known = xp.take(known, self.space.indices([*cross.pivots, *checks]), axis=0)
+        known = xp.take(self._largest_radii, self.space.indices([*cross.pivots, *checks]), axis=0)
         squares = xp.maximum(known, xp.max(table.radius, axis=1)) ** 2
         carried = xp.sqrt(squares[rank:] + (factors @ cross.inverse) ** 2 @ squares[:rank])
         radius = carried[:, None] * (used / solution.damping)[None, :] + self._negligible

@@ -79,7 +79,7 @@ class CrossBasis:
         On a device a kernel for every column, and a look at its pivot, would take longer than their queries.
         """
         count, xp = int(radii.shape[0]), self._space.xp
-        if self._space.on_cpu or count < AT_ONCE or count > rest.shape[0]:
+        if count < AT_ONCE or count > rest.shape[0]:
             return False
         found = lu_factor(rest)
         if found is None:

@@ -127,7 +127,7 @@ class _CrossApproximation:
         apart = pivots.union(self.unchecked)
         others = [row for row in range(self.width) if row not in apart]
         checks = [row for row in self.unchecked if row not in pivots]
-        checks = [*checks, *(int(row) for row in self.rng.permutation(others))][: len(directions)]
+        checks = [*checks, *self.rng.permutation(others)[: len(directions)].tolist()][: len(directions)]
         rows = [*self.cross.pivots, *checks]
         table = yield from self._ask_table(rows, directions, "directions")
         yield from self._ask_completion(directions, rows, table)

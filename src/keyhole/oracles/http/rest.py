@@ -177,6 +177,8 @@ class RestOracle(Oracle):
         leading = shape[:1] if self.signature.positions == "last" else shape[:2]
         if values.shape == (math.prod(leading),) != leading:  # all positions in one list
             values = values.reshape(leading)
+        elif shape[0] == 1 and values.shape[: len(leading)] != leading:  # a list of one that became what it held
+            values = values[None]
         return check_answers(values, leading, self.url)
 
 

@@ -41,6 +41,7 @@ FIRST_PAUSE = 0.1  # seconds before a query is asked again; doubled each time
 LONGEST_PAUSE = 10.0
 LEAST_PAUSE = 0.02  # even if a server says to come back at once
 SHOWN = 300  # characters of a server's own words that an error repeats
+COMPLAINTS = ("error", "detail", "message")  # where servers say what is wrong, in the order of trust
 
 # Statuses that say nothing of the query, so that it may be asked again.
 PASSING = (408, 429, 500, 502, 503, 504)
@@ -174,7 +175,8 @@ class Exchange:
     def _words(self, reply: Reply) -> str:
         """The server's own words, in one connection, without the secret should it repeat that."""
         try:
-            said = str(parse(reply.body).get("error", ""))
+            message = parse(reply.body)
+            said = str(next((message[name] for name in COMPLAINTS if message.get(name)), ""))
         except Malformed:
             said = reply.body[:SHOWN].decode("utf-8", errors="replace") if reply.body else ""
         said = " ".join("".join(mark if mark.isprintable() else " " for mark in said).split())
