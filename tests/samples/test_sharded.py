@@ -19,12 +19,12 @@ from keyhole.executors.base import FutureCrew, OneProcess
 from keyhole.executors.processes import OwnProcesses
 from keyhole.recovery import Outcome
 from keyhole.report.text.recovery import describe_layer
+from keyhole.samples.evidence import standard_errors
 from keyhole.samples.sharded import method
 from keyhole.samples.sharded.source import ShardSource, keys_of
 from keyhole.samples.sharded.survey import draw, survey
 from keyhole.samples.six_phase.method import six_phase
 from keyhole.samples.source import ArraySource
-from keyhole.samples.standard_errors import standard_errors
 from keyhole.samples.sums import LayerAt, SummedFit
 from keyhole.samples.variable_projection import LayerProblem
 from keyhole.shards.shard import find_shards

@@ -11,9 +11,8 @@ from scipy.special import ndtri
 from keyhole.arrays import Floats
 from keyhole.families.attention_layer import AttentionLayer
 from keyhole.recovery import Certificate, Outcome, times
-from keyhole.samples.evidence import Evidence
+from keyhole.samples.evidence import Evidence, StandardErrors
 from keyhole.samples.examples import ExampleCount, Examples
-from keyhole.samples.standard_errors import StandardErrors
 from keyhole.samples.variable_projection import LayerProblem, mixture
 from keyhole.samples.varpro import ASSUMPTIONS
 

@@ -10,7 +10,8 @@ import scipy.linalg
 
 from keyhole.arrays import Floats
 from keyhole.numerics.svd import svd
-from keyhole.samples.variable_projection import Kronecker, LayerPoint, LayerProblem
+from keyhole.samples.preconditioners import HeadBlocks, Kronecker
+from keyhole.samples.variable_projection import LayerPoint, LayerProblem
 
 # Damping at the start, in units of the mean curvature.
 FIRST_DAMPING = 1e-2
@@ -22,8 +23,9 @@ LOOSE = 0.1
 # double precision where a step brings less than PART of what it promises although the residual is as small as NEAR:
 # there steps are nearly right.
 SINGLE, PART, NEAR = 1e-3, 0.5, 1e-3
-# Products with the Jacobian that one step may take, and a start in all.
-MOST_PRODUCTS, MOST_IN_ALL = 300, 5_000
+# Products with the Jacobian that one step may take, and a start in all; after a step of many, JᵀJ is written down by
+# heads for the next, to need fewer.
+MOST_PRODUCTS, MOST_IN_ALL, MANY_PRODUCTS = 300, 5_000, 60
 # Below this many output numbers times entries of the scores, writing JᵀJ down is faster than products with it.
 WRITTEN_DOWN = 1200
 # Rejected steps in a row after which a start ends.
@@ -96,7 +98,8 @@ def descend(
     point = problem.at(chart.scores(numbers))
     growth, rejected, products, steps, single = 2.0, 0, 0, 0, True
     history = [point.rss]
-    kronecker = point.preconditioner(rng)
+    kronecker = Kronecker.of(point, rng)
+    blocks: HeadBlocks | None = None
     damping = FIRST_DAMPING * kronecker.level
     while steps < most and products < MOST_IN_ALL and point.rss > 0.0:
         steps += 1
@@ -104,7 +107,8 @@ def descend(
         gradient = chart.pull(numbers, -point.products.backward(point.residual))
         accuracy = LOOSE if good else min(LOOSE, point.relative)
         accuracy = max(accuracy, SINGLE) if single else accuracy
-        move, promised, used = _step(point, chart, numbers, gradient, damping, kronecker, accuracy, single=single)
+        inverse = blocks if blocks is not None and damping <= blocks.damping else kronecker
+        move, promised, used = _step(point, chart, numbers, gradient, damping, inverse, accuracy, single=single)
         products += used
         if promised < (SETTLED if good else IRRELEVANT) * point.rss / problem.labels.size:
             break
@@ -117,7 +121,9 @@ def descend(
             history.append(point.rss)
             if len(history) > STALL_STEPS and history[-1] > (1 - STALLED) * history[-1 - STALL_STEPS]:
                 break
-            kronecker = point.preconditioner(rng)
+            kronecker = Kronecker.of(point, rng)
+            if used > MANY_PRODUCTS and chart.rank is None:
+                blocks = HeadBlocks.of(point, damping) or blocks
         else:
             rejected += 1
             damping, growth = damping * growth, growth * 2
@@ -134,7 +140,7 @@ def _step(
     numbers: Floats,
     gradient: Floats,
     damping: float,
-    kronecker: Kronecker,
+    inverse: Kronecker | HeadBlocks,
     accuracy: float,
     *,
     single: bool,
@@ -149,7 +155,7 @@ def _step(
         return chart.pull(numbers, curved.astype(np.float64)) + damping * move
 
     def soften(each: Floats) -> Floats:  # nothing cheap is known for factors
-        return kronecker.solve(each, damping) if chart.rank is None else each
+        return inverse.solve(each, damping) if chart.rank is None else each
 
     move, left, used = conjugate_gradients(curve, -gradient, soften, accuracy, MOST_PRODUCTS)
     # ‖r‖² − ‖r + J·s‖², where (JᵀJ + damping)·s = −g − left.

@@ -16,9 +16,9 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.families import AttentionLayer
+from keyhole.samples.evidence import FLAT, StandardErrors, held_still
 from keyhole.samples.source import Source
-from keyhole.samples.standard_errors import FLAT, StandardErrors, held_still
-from keyhole.samples.variable_projection import LayerProblem, mixture
+from keyhole.samples.variable_projection import LayerProblem, mixture, paired, sensed_maps
 
 # Entries of the scores up to which JᵀJ is written down: 2 GiB at the most with all its parts would be too much by far.
 MOST_ENTRIES = 3000
@@ -78,20 +78,12 @@ class LayerAt:
         common = [np.asarray(each, dtype=np.float64) for each in (*counted, mixed.T @ mixed, mixed.T @ residual)]
         if not self.full:
             return LayerSums(*common, *[np.zeros(0)] * 3)
-        rows, k = problem.rows, problem.inputs.shape[1]
-        weights = weights.reshape(rows, m, k)
-        tokens = np.repeat(problem.inputs, k, axis=0)  # (rows, k, d)
-        centred = tokens[:, None] - mixed.reshape(rows, m, 1, d)
-        values = np.repeat(problem.inputs[:, None] @ self.projections, k, axis=0)  # (rows, m, k, d_out)
-        sensed = (np.swapaxes(centred * weights[..., None], 2, 3) @ values).reshape(rows, m * d, p)  # Cov_p(X)·W
-        own = problem.tokens
-        # J of row a is x_a ⊗ sensed: its products are products of pairs of tokens with pairs of what is sensed.
-        pairs = (own[:, :, None] * own[:, None, :]).reshape(rows, d * d)
-        both = (sensed @ np.swapaxes(sensed, 1, 2)).reshape(rows, -1)
-        curvature = (pairs.T @ both).reshape(d, d, m * d, m * d).transpose(0, 2, 1, 3)
+        own, sensed = problem.tokens, sensed_maps(problem.inputs, weights, self.projections)
+        sensed = sensed.reshape(problem.rows, m * d, p)  # J of row a is x_a ⊗ sensed
         gradient = own.T @ (sensed @ residual[:, :, None])[..., 0]
-        crossed = (mixed[:, :, None] * own[:, None, :]).reshape(rows, -1)
-        inside = (crossed.T @ sensed.reshape(rows, -1)).reshape(m * d, d, m * d, p)
+        crossed = (mixed[:, :, None] * own[:, None, :]).reshape(problem.rows, -1)
+        inside = (crossed.T @ sensed.reshape(problem.rows, -1)).reshape(m * d, d, m * d, p)
+        curvature = paired(own, sensed)
         return LayerSums(*common, *(np.ascontiguousarray(each) for each in (curvature, gradient, inside)))
 
 
