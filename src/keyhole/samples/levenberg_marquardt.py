@@ -23,9 +23,8 @@ LOOSE = 0.1
 # double precision where a step brings less than PART of what it promises although the residual is as small as NEAR:
 # there steps are nearly right.
 SINGLE, PART, NEAR = 1e-3, 0.5, 1e-3
-# Products with the Jacobian that one step may take, and a start in all; after a step of many, JᵀJ is written down by
-# heads for the next, to need fewer.
-MOST_PRODUCTS, MOST_IN_ALL, MANY_PRODUCTS = 300, 5_000, 60
+# Products with the Jacobian that one step may take, and a start in all.
+MOST_PRODUCTS, MOST_IN_ALL = 300, 5_000
 # Below this many output numbers times entries of the scores, writing JᵀJ down is faster than products with it.
 WRITTEN_DOWN = 1200
 # Rejected steps in a row after which a start ends.
@@ -97,6 +96,7 @@ def descend(
     numbers = chart.begin(scores)
     point = problem.at(chart.scores(numbers))
     growth, rejected, products, steps, single = 2.0, 0, 0, 0, True
+    paid = 0.0  # what products took since blocks were made, in products without them
     history = [point.rss]
     kronecker = Kronecker.of(point, rng)
     blocks: HeadBlocks | None = None
@@ -109,7 +109,7 @@ def descend(
         accuracy = max(accuracy, SINGLE) if single else accuracy
         inverse = blocks if blocks is not None and damping <= blocks.damping else kronecker
         move, promised, used = _step(point, chart, numbers, gradient, damping, inverse, accuracy, single=single)
-        products += used
+        products, paid = products + used, paid + used * inverse.dearer(problem)
         if promised < (SETTLED if good else IRRELEVANT) * point.rss / problem.labels.size:
             break
         trial = problem.at(chart.scores(numbers + move))
@@ -122,8 +122,8 @@ def descend(
             if len(history) > STALL_STEPS and history[-1] > (1 - STALLED) * history[-1 - STALL_STEPS]:
                 break
             kronecker = Kronecker.of(point, rng)
-            if used > MANY_PRODUCTS and chart.rank is None:
-                blocks = HeadBlocks.of(point, damping) or blocks
+            if paid > HeadBlocks.price(problem) and chart.rank is None:  # as much again saves more than it costs
+                blocks, paid = HeadBlocks.of(point, damping), 0
         else:
             rejected += 1
             damping, growth = damping * growth, growth * 2

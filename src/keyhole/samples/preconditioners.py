@@ -9,10 +9,12 @@ import numpy as np
 import scipy.linalg
 
 from keyhole.arrays import Floats
-from keyhole.samples.variable_projection import LayerPoint, paired
+from keyhole.samples.variable_projection import LayerPoint, LayerProblem, paired
 
 # Numbers of the blocks of all heads at most: a quarter of a gigabyte.
 LARGEST_BLOCKS = 2**26
+# Numbers that a product with JᵀJ works through while one of a factor is read, twice over.
+SOLVING = 3.5
 # What is added to blocks that are singular in single precision, over their mean eigenvalue.
 SINGULAR = 1e-6
 
@@ -39,6 +41,10 @@ class Kronecker:
         """The mean eigenvalue."""
         return float(np.mean(self.left) * np.mean(self.right))
 
+    def dearer(self, problem: LayerProblem) -> float:  # noqa: ARG002
+        """How many products with JᵀJ alone take as long as one together with `solve`."""
+        return 1.0
+
     def solve(self, gradient: Floats, damping: float) -> Floats:  # (m, d, d) -> (m, d, d)
         """(A ⊗ B + damping)⁻¹ times a gradient."""
         m, d = gradient.shape[:2]
@@ -59,6 +65,12 @@ class HeadBlocks:
     factors: tuple[Any, ...]  # Cholesky factors (d², d²), one per head
     damping: float  # that they were made with: they are far from JᵀJ with more
 
+    @staticmethod
+    def price(problem: LayerProblem) -> float:
+        """How many products with JᵀJ take as long: d⁴ for each token and head and d⁶/3 for factors, over 8·d² each."""
+        square = problem.width**2
+        return square / 8 * (1 + square / (3 * problem.rows))
+
     @classmethod
     def of(cls, point: LayerPoint, damping: float) -> HeadBlocks | None:
         """The blocks at a point, with damping; None where they are too large, or beyond single precision."""
@@ -76,6 +88,10 @@ class HeadBlocks:
                 return None
             factors.append(_factor(block.reshape(d * d, d * d), damping, size))
         return cls(tuple(factors), damping)
+
+    def dearer(self, problem: LayerProblem) -> float:
+        """How many products with JᵀJ alone take as long as one together with `solve`, which memory limits."""
+        return 1 + SOLVING * problem.width**2 / problem.rows
 
     def solve(self, gradient: Floats, damping: float) -> Floats:  # noqa: ARG002  # (m, d, d) -> (m, d, d)
         """The inverse times a gradient, with the damping that blocks were made with."""
