@@ -506,6 +506,26 @@ def test_small_scores_lie_within_their_radii(fresh_seed: int) -> None:
         assert not result.certified or covered(result, truth)
 
 
+def test_members_are_not_refused_where_predictions_rest_on_flat_directions() -> None:
+    """Twice d²/(k(k − 1)) examples of sharp heads: some held-out outputs err by a hundred times what most do."""
+    rng = np.random.default_rng([2, 32, 4, 1, 100])
+    truth, inputs, outputs = examples(rng, 32, 4, 1, ratio=11.1, size=1.0)
+    result = kh.learn(inputs, outputs, heads=1, seed=2, restarts=1, throw=False)
+    assert result.certified, result.message
+    assert covered(result, truth)
+    assert result.certificate.worst_ratio < 0.5
+
+
+def test_a_start_cut_short_says_nothing_of_the_family(fixed_seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smaller analogue of (128, 8, 2), whose starts reach the limit of products with the residual still falling."""
+    monkeypatch.setattr("keyhole.samples.levenberg_marquardt.MOST_IN_ALL", 150)
+    _, inputs, outputs = examples(np.random.default_rng(fixed_seed), 24, 3, 1, size=1.5)
+    result = kh.learn(inputs, outputs, heads=1, restarts=2, throw=False)
+    assert result.outcome is Outcome.UNCERTIFIED
+    assert "cut short after" in result.message
+    assert "576 are 6 × d²/(k(k − 1)), here are" in result.message
+
+
 def test_a_descent_cut_short_widens_the_radii(rng: np.random.Generator) -> None:
     truth, inputs, outputs = examples(rng, 5, 4, 2)
     problem = LayerProblem(inputs, outputs)

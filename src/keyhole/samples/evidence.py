@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -31,6 +32,7 @@ class StandardErrors:
     entrywise: bool  # each entry has its own; else all entries of a head have their root mean square
     determined: bool  # no direction is flat
     unsettled: float  # root of the sum of squares that the scores, to first order, could still take off the residual
+    draws: tuple[tuple[Floats, Floats], ...]  # errors of scores and projections that such labels lead to
 
 
 class Evidence(Protocol):
@@ -108,7 +110,7 @@ class PointEvidence:
 
 def standard_errors(point: LayerPoint, rng: np.random.Generator) -> StandardErrors:
     """Standard errors, by the covariance of least squares; sampled where that would be too large."""
-    return _dense(point) if point.scores.size <= DENSE else _sample(point, rng)
+    return _dense(point, rng) if point.scores.size <= DENSE else _sample(point, rng)
 
 
 def held_still(curvature: Floats, directions: Floats) -> Floats:  # (c, c), (d, some) -> (c, c)
@@ -119,7 +121,7 @@ def held_still(curvature: Floats, directions: Floats) -> Floats:  # (c, c), (d, 
     return curvature + np.kron(np.eye(len(curvature) // len(usual)), usual)
 
 
-def _dense(point: LayerPoint) -> StandardErrors:
+def _dense(point: LayerPoint, rng: np.random.Generator) -> StandardErrors:
     problem = point.problem
     (m, d, _), outputs = point.scores.shape, problem.labels.shape[1]
     count = m * d * d
@@ -134,18 +136,22 @@ def _dense(point: LayerPoint) -> StandardErrors:
     inverse = np.linalg.pinv(point.mixed)  # (m·d, rows)
     own = np.sum(inverse**2, axis=1)
     carried = (inverse @ point.basis) @ inside.reshape(point.basis.shape[1], -1)
-    through = np.sum((carried.reshape(-1, count) @ root) ** 2, axis=1).reshape(m, d, outputs)
-    return StandardErrors(
-        scores, np.sqrt(through + own.reshape(m, d, 1)), True, determined, float(np.linalg.norm(gradient @ root))
-    )
+    carried = carried.reshape(-1, count)
+    through = np.sum((carried @ root) ** 2, axis=1).reshape(m, d, outputs)
+    projections = np.sqrt(through + own.reshape(m, d, 1))
+    draws = []
+    for _ in range(SAMPLES):
+        moved = root @ rng.standard_normal(count)
+        stacked = inverse @ rng.standard_normal(problem.labels.shape) - (carried @ moved).reshape(m * d, outputs)
+        draws.append((moved.reshape(d, m, d).transpose(1, 0, 2), np.asarray(stacked).reshape(m, d, outputs)))
+    return StandardErrors(scores, projections, True, determined, float(np.linalg.norm(gradient @ root)), tuple(draws))
 
 
 def _sample(point: LayerPoint, rng: np.random.Generator) -> StandardErrors:
     kronecker = Kronecker.of(point, rng)
     least = FLAT * kronecker.level
     inverse = HeadBlocks.of(point, least) or kronecker
-    scores = np.zeros(point.scores.shape)
-    projections = np.zeros(point.projections.shape)
+    draws: list[tuple[Floats, Floats]] = []
 
     def solve(gradient: Floats) -> Floats:
         return conjugate_gradients(
@@ -160,18 +166,17 @@ def _sample(point: LayerPoint, rng: np.random.Generator) -> StandardErrors:
         labels = rng.standard_normal(point.problem.labels.shape)
         moved = solve(point.products.backward(point.products.outside(labels)))
         left = point.basis.T @ (labels - point.products.forward(moved))
-        projections += (np.linalg.lstsq(point.basis.T @ point.mixed, left, rcond=None)[0] ** 2).reshape(
-            projections.shape
-        )
-        scores += moved**2
+        stacked = np.asarray(np.linalg.lstsq(point.basis.T @ point.mixed, left, rcond=None)[0])
+        draws.append((moved, stacked.reshape(point.projections.shape)))
 
-    def pool(squares: Floats) -> Floats:
-        level = np.sqrt(np.mean(squares, axis=(1, 2), keepdims=True) / SAMPLES)
-        return np.broadcast_to(level, squares.shape).copy()
+    def pool(errors: Sequence[Floats]) -> Floats:
+        level = np.sqrt(np.mean(np.square(errors), axis=(0, 2, 3)))[:, None, None]
+        return np.broadcast_to(level, errors[0].shape).copy()
 
     gradient = point.products.backward(point.residual)
     unsettled = max(0.0, float(np.vdot(gradient, solve(gradient)))) ** 0.5
     # Dependent tokens leave directions free that no random label shows. What is held still is none of them.
     sensed = np.sort(kronecker.right)[point.scores.shape[0] * point.problem.shared.shape[1] :]
     determined = all(each[0] > FLAT * each[-1] for each in (np.sort(kronecker.left), sensed))
-    return StandardErrors(pool(scores), pool(projections), False, determined, unsettled)
+    scores, projections = (pool(errors) for errors in zip(*draws, strict=True))
+    return StandardErrors(scores, projections, False, determined, unsettled, tuple(draws))

@@ -82,6 +82,7 @@ class Descent:
     point: LayerPoint
     steps: int
     products: int  # with the Jacobian and its transpose
+    cut: bool  # at a limit of these, with the residual still falling
 
 
 def descend(
@@ -131,7 +132,9 @@ def descend(
                 break
         if good and gain < PART:
             break  # the rest is rounding
-    return Descent(point, steps, products)
+    else:
+        return Descent(point, steps, products, point.rss > enough)
+    return Descent(point, steps, products, cut=False)
 
 
 def _step(

@@ -16,7 +16,7 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.families import AttentionLayer
-from keyhole.samples.evidence import FLAT, StandardErrors, held_still
+from keyhole.samples.evidence import FLAT, SAMPLES, StandardErrors, held_still
 from keyhole.samples.source import Source
 from keyhole.samples.variable_projection import LayerProblem, mixture, paired, sensed_maps
 
@@ -26,6 +26,8 @@ MOST_ENTRIES = 3000
 ROWS = 2**21
 # Directions of ZᵀZ below this part of the largest hold no tokens, and projections are free there.
 EMPTY = 1e-14
+# What makes a matrix that is definite up to rounding definite, over its trace.
+TINY = 16 * np.finfo(float).eps
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ class SummedFit:
         promised = float(inner @ inner) + float(np.vdot(own, self.sums.along_mixed))
         return self._scores_of(moved), stacked.reshape(self.projections.shape), promised
 
-    def standard_errors(self, rng: np.random.Generator) -> StandardErrors:  # noqa: ARG002
+    def standard_errors(self, rng: np.random.Generator) -> StandardErrors:
         """Standard errors by the covariance of least squares."""
         values, root = self._root
         _, gradient, carried = self._eliminated
@@ -182,4 +184,11 @@ class SummedFit:
         through = np.sum((carried @ root) ** 2, axis=2)  # (m·d, d_out)
         projections = np.sqrt(through + np.diag(self._inverse)[:, None]).reshape(self.projections.shape)
         determined = bool(values[0] > FLAT * values[-1])
-        return StandardErrors(scores, projections, True, determined, float(np.linalg.norm(gradient @ root)))
+        half = np.linalg.cholesky(self._inverse + TINY * np.trace(self._inverse) * np.eye(len(self._inverse)))
+        draws = []
+        for _ in range(SAMPLES):
+            moved = root @ rng.standard_normal(len(root))
+            stacked = half @ rng.standard_normal((len(half), self.projections.shape[2])) - carried @ moved
+            draws.append((self._scores_of(moved), stacked.reshape(self.projections.shape)))
+        unsettled = float(np.linalg.norm(gradient @ root))
+        return StandardErrors(scores, projections, True, determined, unsettled, tuple(draws))

@@ -21,6 +21,7 @@ import numpy as np
 import scipy.linalg
 
 from keyhole.arrays import Floats
+from keyhole.families.attention_layer import AttentionLayer
 
 # Columns of Z that are a combination of the others up to this part of their size are left out of the fit.
 DEPENDENT = 1e-11
@@ -112,6 +113,13 @@ class LayerProblem:
         weights = weights - np.max(weights, axis=-1, keepdims=True)
         np.exp(weights, out=weights)
         return np.asarray(weights / np.sum(weights, axis=-1, keepdims=True))
+
+    def moved(self, layer: AttentionLayer, scores: Floats, projections: Floats) -> Floats:  # -> (rows, d_out)
+        """How the outputs of a layer move with its parameters, to first order."""
+        weights, m = self.weights(layer.scores), len(layer.scores)
+        values = (self.inputs[:, None] @ layer.projections).reshape(len(self.inputs), -1, layer.projections.shape[2])
+        products = Products(self.inputs, self.turned, weights, values, np.zeros((self.rows, 0)))
+        return products.forward(scores) + mixture(self.inputs, weights) @ projections.reshape(m * self.width, -1)
 
     def at(self, scores: Floats) -> LayerPoint:
         """Everything about the fit with the given scores."""
