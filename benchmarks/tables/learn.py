@@ -27,11 +27,13 @@ PROTOTYPE = {
     (16, 8, 4): "18 of 18",
     (32, 8, 4): "6, 6, 5 of 6, 3 of 4",
 }
+# Sizes of scores, and numbers per parameter: at (128, 8, 2) 10 of them are 2.2 × d²/(k(k − 1)) examples, 27.5 are 6.
 LARGE = (
-    *(((32, 8, 4), size) for size in (0.5, 1.0, 2.0)),
-    *(((64, 8, 4), size) for size in (0.5, 1.0)),
-    *(((64, 8, 8), size) for size in (0.5, 1.0)),
-    ((128, 8, 2), 0.5),
+    *(((32, 8, 4), size, 8.0) for size in (0.5, 1.0, 2.0)),
+    *(((64, 8, 4), size, 10.0) for size in (0.5, 1.0)),
+    *(((64, 8, 8), size, 10.0) for size in (0.5, 1.0)),
+    ((128, 8, 2), 0.5, 10.0),
+    ((128, 8, 2), 0.5, 27.5),
 )
 SOLVED = 1e-9
 
@@ -131,14 +133,16 @@ def _heads_found(search: str, m: int) -> Row:
 
 
 def large(kept: Kept) -> str:
-    measured = {f"{name_of(case)} {size:g}": partial(_large, case, size) for case, size in LARGE}
-    columns = ["(d, k, m)", "size", "examples", "steps", "products", "test error"]
+    measured = {
+        f"{name_of(case)} {size:g} {ratio:g}": partial(_large, case, size, ratio) for case, size, ratio in LARGE
+    }
+    columns = ["(d, k, m)", "size", "examples", "over d²/(k(k − 1))", "steps", "products", "cut short", "test error"]
     columns += ["processor s of all threads", "s by the clock", "peak memory of the process, GiB"]
     return markdown(columns, kept.rows_of("large", measured))
 
 
-def _large(case: tuple[int, int, int], size: float) -> Row:
-    truth, inputs, outputs, rng = instance(*case, size, RATIO.get(case, 10.0), 0)
+def _large(case: tuple[int, int, int], size: float, ratio: float) -> Row:
+    truth, inputs, outputs, rng = instance(*case, size, ratio, 0)
     train = slice(0, int(0.9 * len(inputs)))
     problem = LayerProblem(inputs[train], outputs[train])
     began, clock = process_time(), perf_counter()
@@ -147,7 +151,9 @@ def _large(case: tuple[int, int, int], size: float) -> Row:
     point = problem.at(trace.scores)
     error = test_error(kh.AttentionLayer(point.scores, point.projections), truth, case[1], rng)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    row = [name_of(case), f"{size:g}", len(inputs), trace.steps, trace.products, f"{error:.1e}"]
+    pairs = ExampleCount(len(inputs[train]), case[1], case[0], case[0], case[2]).pairs
+    row = [name_of(case), f"{size:g}", len(inputs), f"{pairs:.1f}", trace.steps, trace.products]
+    row += ["yes" if trace.cut else "no", f"{error:.1e}"]
     return [*row, f"{spent:.1f}", f"{clock:.1f}", f"{memory:.1f}"]
 
 

@@ -9,8 +9,8 @@ import keyhole as kh
 from benchmarks.tables.learn_barrier import eliminate, find_parity
 from keyhole.errors import UsageError
 from keyhole.recovery import Outcome
+from keyhole.samples.evidence import standard_errors
 from keyhole.samples.examples import Examples
-from keyhole.samples.standard_errors import standard_errors
 from keyhole.samples.variable_projection import LayerProblem
 from keyhole.samples.variants import nearly_even
 from keyhole.targets.datasets import flipped, open_data, parity_layer, random_layer, signs

@@ -19,10 +19,11 @@ from keyhole.cli import main
 from keyhole.errors import FileError, UsageError
 from keyhole.recovery import Outcome
 from keyhole.samples.diagnostics import low_orders
+from keyhole.samples.evidence import _sample, standard_errors
 from keyhole.samples.examples import ExampleCount, Examples
-from keyhole.samples.levenberg_marquardt import ScoreChart
+from keyhole.samples.levenberg_marquardt import ScoreChart, descend
+from keyhole.samples.preconditioners import HeadBlocks
 from keyhole.samples.restarts import moment
-from keyhole.samples.standard_errors import _sample, standard_errors
 from keyhole.samples.variable_projection import LayerPoint, LayerProblem, mixture, orthonormal
 from keyhole.targets.datasets import open_data, parity_layer, random_layer, signs
 
@@ -143,6 +144,32 @@ def test_the_matrix_is_the_products(point: LayerPoint, rng: np.random.Generator)
     assert np.allclose(product, point.products.curvature(direction), rtol=1e-10, atol=1e-10)
 
 
+def test_blocks_of_heads_are_those_of_the_matrix(point: LayerPoint, rng: np.random.Generator) -> None:
+    products = point.gram_matrices
+    whole = (products[0] + products[1].T @ products[1]).reshape(5, 2, 5, 5, 2, 5)  # JᵀJ, projections not taken out
+    blocks = HeadBlocks.of(point, damping=0.5)
+    assert blocks is not None
+    gradient = rng.standard_normal((2, 5, 5))
+    for head, found in enumerate(blocks.solve(gradient, 0.5)):
+        block = whole[:, head, :, :, head].reshape(25, 25) + 0.5 * np.eye(25)
+        assert np.allclose(block @ found.reshape(25), gradient[head].reshape(25), atol=1e-2)
+    assert HeadBlocks.of(point.problem.at(0 * point.scores), 0.0) is not None
+    huge = LayerProblem(point.problem.inputs * 1e20, point.problem.outputs)
+    assert HeadBlocks.of(huge.at(0 * point.scores), 0.0) is None  # beyond single precision
+
+
+def test_sharp_heads_take_few_products(fixed_seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(fixed_seed)
+    truth, inputs, outputs = examples(rng, 16, 8, 4, size=3.0)
+    problem = LayerProblem(inputs, outputs)
+    start = truth.scores + 0.1 * rng.standard_normal(truth.scores.shape)
+    with_blocks = descend(problem, start, 1e-24 * problem.energy, rng)
+    monkeypatch.setattr(HeadBlocks, "of", lambda *_: None)
+    without = descend(problem, start, 1e-24 * problem.energy, rng)
+    assert with_blocks.point.relative < 1e-12
+    assert with_blocks.products < without.products / 2
+
+
 def test_factors_push_and_pull(rng: np.random.Generator) -> None:
     chart = ScoreChart(2)
     numbers, move = rng.standard_normal((2, 3, 5, 4))
@@ -165,7 +192,7 @@ def test_sampled_errors_are_like_those_of_the_matrix(
     point: LayerPoint, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entrywise = standard_errors(point, rng)
-    monkeypatch.setattr("keyhole.samples.standard_errors.DENSE", 0)
+    monkeypatch.setattr("keyhole.samples.evidence.DENSE", 0)
     pool = standard_errors(point, rng)
     assert entrywise.entrywise
     assert not pool.entrywise
@@ -477,6 +504,26 @@ def test_small_scores_lie_within_their_radii(fresh_seed: int) -> None:
         truth = kh.AttentionLayer(1e-3 * base.scores, base.projections)
         result = kh.learn(inputs, truth(inputs), heads="auto", restarts=3, throw=False)
         assert not result.certified or covered(result, truth)
+
+
+def test_members_are_not_refused_where_predictions_rest_on_flat_directions() -> None:
+    """Twice d²/(k(k − 1)) examples of sharp heads: some held-out outputs err by a hundred times what most do."""
+    rng = np.random.default_rng([2, 32, 4, 1, 100])
+    truth, inputs, outputs = examples(rng, 32, 4, 1, ratio=11.1, size=1.0)
+    result = kh.learn(inputs, outputs, heads=1, seed=2, restarts=1, throw=False)
+    assert result.certified, result.message
+    assert covered(result, truth)
+    assert result.certificate.worst_ratio < 0.5
+
+
+def test_a_start_cut_short_says_nothing_of_the_family(fixed_seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smaller analogue of (128, 8, 2), whose starts reach the limit of products with the residual still falling."""
+    monkeypatch.setattr("keyhole.samples.levenberg_marquardt.MOST_IN_ALL", 150)
+    _, inputs, outputs = examples(np.random.default_rng(fixed_seed), 24, 3, 1, size=1.5)
+    result = kh.learn(inputs, outputs, heads=1, restarts=2, throw=False)
+    assert result.outcome is Outcome.UNCERTIFIED
+    assert "cut short after" in result.message
+    assert "576 are 6 × d²/(k(k − 1)), here are" in result.message
 
 
 def test_a_descent_cut_short_widens_the_radii(rng: np.random.Generator) -> None:

@@ -277,6 +277,23 @@ def test_s_is_refined_on_large_margins(sigma: float) -> None:
     assert relative(refined, total) < {5.0: 0.12, 10.0: 0.07}[sigma]
 
 
+@pytest.mark.parametrize("sigma", [5.0, 10.0])
+def test_s_of_three_heads_is_refined_without_a_proxy(sigma: float) -> None:
+    rng = np.random.default_rng([0, 6, 4, 3])
+    layer = layer_of(rng, 6, 3, sigma)
+    inputs = signs(rng, 50_000, 4, 6)
+    total = np.sum(layer.projections, axis=0)
+    source = ArraySource(inputs, layer(inputs))
+    crude, _ = phases.crude_sum(source)
+    assert relative(crude, total) > 0.2
+    point = rng.standard_normal((6, 6))  # as good as none
+    refined, better = large_margin_sum(source, point, crude, crude)
+    assert better
+    assert relative(refined, total) < {5.0: 0.12, 10.0: 0.07}[sigma]
+    normal = ArraySource(rng.standard_normal((5000, 4, 6)), layer(inputs[:5000]))  # no token is met twice
+    assert large_margin_sum(normal, point, crude, crude)[0] is crude
+
+
 @pytest.mark.parametrize("sigma", [0.5, 5.0])
 def test_all_phases_have_s_from_large_margins_where_there_are_some(sigma: float) -> None:
     rng = np.random.default_rng(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -92,6 +93,13 @@ def test_what_is_no_such_file_is_named(name: str, tmp_path: Path) -> None:
         pytest.importorskip("pyarrow")
     with pytest.raises(FileError, match="is not a"):
         list(find_shards(tmp_path / name)[0].blocks())
+
+
+def test_nothing_that_a_pickle_holds_is_executed(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "a.pt").write_bytes(pickle.dumps({"inputs": INPUTS, "run": print}, protocol=4))
+    with pytest.raises(FileError, match=r"not a file of plain tensors.*nothing in it was executed"):
+        list(find_shards(tmp_path / "a.pt")[0].blocks())
 
 
 def test_pairs_of_npy_files_make_a_shard(tmp_path: Path) -> None:

@@ -23,11 +23,11 @@ from keyhole.targets.datasets import open_data
 
 def learn(
     data: Annotated[
-        str,
+        list[str],
         typer.Argument(
-            metavar="DATA",
+            metavar="DATA...",
             help="A file with arrays `inputs` (n, k, d) and `outputs` (n, k, d_out), a folder or a pattern of such "
-            "shards (.npz, .npy, .safetensors, .pt, .parquet, .arrow, .zarr), "
+            "shards, or several of them (.npz, .npy, .safetensors, .pt, .parquet, .arrow, .zarr), "
             "`demo:layer?d=8&k=4&m=2&n=4000` (also out, size, noise, gaussian, seed) or `demo:layer-hard?d=10&m=3`",
         ),
     ],
@@ -77,12 +77,13 @@ def learn(
     Example: `keyhole learn 'demo:layer?d=8&k=4&m=2&n=4000&seed=0' --jobs 2`
     """
     given = open_data(data, names.split(","))
+    text = " ".join(data)
     level: Noise | float | None = Noise.parse(noise) if noise is not None else given.noise
     settings: dict[str, Any] = {"method": method, "seed": seed, "rank": rank, "restarts": restarts, "init": init}
     settings |= {"search": search, "jobs": jobs, "heldout": heldout, "max_seconds": max_seconds}
     shards: dict[str, Any] = {"names": names.split(","), "skip_bad": skip_bad}
     settings |= {"polish": polish, "workers": workers, "dask": dask, **(shards if given.outputs is None else {})}
-    record = {"data": data, "heads": heads, "noise": noise, "solver": solver, "crude": crude, "by_head": by_head}
+    record = {"data": text, "heads": heads, "noise": noise, "solver": solver, "crude": crude, "by_head": by_head}
     record |= settings
     settings["phases"] = PhaseSettings(crude=crude, solver=solver, by_head=by_head)
     files: dict[str, Path] = {}
@@ -107,7 +108,7 @@ def learn(
             if given.truth is not None and result.params is not None:
                 apart = distance(result.params, given.truth)
             if out is not None:
-                files = write_run(out, result, record, data, apart, label=given.label, truth=given.truth)
+                files = write_run(out, result, record, text, apart, label=given.label, truth=given.truth)
                 files, notes = add_report(out, files)
     except KeyboardInterrupt:
         return complain("interrupted; nothing was kept", INTERRUPTED)

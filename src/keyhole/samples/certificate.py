@@ -11,9 +11,8 @@ from scipy.special import ndtri
 from keyhole.arrays import Floats
 from keyhole.families.attention_layer import AttentionLayer
 from keyhole.recovery import Certificate, Outcome, times
-from keyhole.samples.evidence import Evidence
+from keyhole.samples.evidence import Evidence, StandardErrors
 from keyhole.samples.examples import ExampleCount, Examples
-from keyhole.samples.standard_errors import StandardErrors
 from keyhole.samples.variable_projection import LayerProblem, mixture
 from keyhole.samples.varpro import ASSUMPTIONS
 
@@ -82,7 +81,9 @@ def judge(
     rest = heldout.problem()
     predictions = layer(heldout.inputs).reshape(rest.rows, -1)
     errors = np.abs(predictions - rest.labels)
-    own, bars = _bars(layer, rest, label_error, count, heldout.eps, exact=exact, trust=trust)
+    moved = [rest.moved(layer, *each) for each in unit_errors.draws]
+    usual = np.sqrt(np.mean(np.square(moved), axis=(0, 2)))[:, None]  # (rows, 1), for errors of one
+    own, bars = _bars(layer, rest, usual, label_error, count, heldout.eps, exact=exact, trust=trust)
     effect = _rms(rest.labels) if exact else _effect_of_attention(rest)
     resolution = _rms(own) / effect if effect > 0 else float("inf")
     worst = float(np.max(errors / bars))
@@ -262,6 +263,7 @@ def _radii(
 def _bars(
     layer: AttentionLayer,
     rest: LayerProblem,
+    usual: Floats,  # (rows, 1): standard errors of predictions for labels with errors of one
     label_error: float,
     count: ExampleCount,
     eps: float,
@@ -275,14 +277,14 @@ def _bars(
     sizes = sum(np.abs(mixed[:, i]) @ np.abs(layer.projections[i]) for i in range(layer.scores.shape[0]))
     rounding = ROUNDING_UNITS * eps * (1 + logits) * np.maximum(sizes, _rms(sizes))
     if exact:
-        bars = rounding + ROUNDING_SAFETY * label_error / np.sqrt(count.ratio)
+        bars = rounding + ROUNDING_SAFETY * label_error * np.maximum(usual, 1 / np.sqrt(count.ratio))
         return bars, bars
     if trust.tolerance > 0:
         numbers = count.examples * count.length * count.outputs
-        own = rounding + label_error * CURVED * 2 * np.sqrt(count.parameters / numbers)
+        own = rounding + label_error * CURVED * 2 * np.maximum(usual, np.sqrt(count.parameters / numbers))
         return own, own + rounding + trust.tolerance
     wide = -float(ndtri(CHANCE / (2 * rest.labels.size)))
-    own = rounding + label_error * CURVED * 2 / np.sqrt(count.ratio)  # some inputs depend on more than the mean
+    own = rounding + label_error * CURVED * 2 * np.maximum(usual, 1 / np.sqrt(count.ratio))
     return own, rounding + wide * np.hypot(label_error, own)
 
 

@@ -10,7 +10,8 @@ import scipy.linalg
 
 from keyhole.arrays import Floats
 from keyhole.numerics.svd import svd
-from keyhole.samples.variable_projection import Kronecker, LayerPoint, LayerProblem
+from keyhole.samples.preconditioners import HeadBlocks, Kronecker
+from keyhole.samples.variable_projection import LayerPoint, LayerProblem
 
 # Damping at the start, in units of the mean curvature.
 FIRST_DAMPING = 1e-2
@@ -81,6 +82,7 @@ class Descent:
     point: LayerPoint
     steps: int
     products: int  # with the Jacobian and its transpose
+    cut: bool  # at a limit of these, with the residual still falling
 
 
 def descend(
@@ -95,8 +97,10 @@ def descend(
     numbers = chart.begin(scores)
     point = problem.at(chart.scores(numbers))
     growth, rejected, products, steps, single = 2.0, 0, 0, 0, True
+    paid = 0.0  # what products took since blocks were made, in products without them
     history = [point.rss]
-    kronecker = point.preconditioner(rng)
+    kronecker = Kronecker.of(point, rng)
+    blocks: HeadBlocks | None = None
     damping = FIRST_DAMPING * kronecker.level
     while steps < most and products < MOST_IN_ALL and point.rss > 0.0:
         steps += 1
@@ -104,8 +108,9 @@ def descend(
         gradient = chart.pull(numbers, -point.products.backward(point.residual))
         accuracy = LOOSE if good else min(LOOSE, point.relative)
         accuracy = max(accuracy, SINGLE) if single else accuracy
-        move, promised, used = _step(point, chart, numbers, gradient, damping, kronecker, accuracy, single=single)
-        products += used
+        inverse = blocks if blocks is not None and damping <= blocks.damping else kronecker
+        move, promised, used = _step(point, chart, numbers, gradient, damping, inverse, accuracy, single=single)
+        products, paid = products + used, paid + used * inverse.dearer(problem)
         if promised < (SETTLED if good else IRRELEVANT) * point.rss / problem.labels.size:
             break
         trial = problem.at(chart.scores(numbers + move))
@@ -117,7 +122,9 @@ def descend(
             history.append(point.rss)
             if len(history) > STALL_STEPS and history[-1] > (1 - STALLED) * history[-1 - STALL_STEPS]:
                 break
-            kronecker = point.preconditioner(rng)
+            kronecker = Kronecker.of(point, rng)
+            if paid > HeadBlocks.price(problem) and chart.rank is None:  # as much again saves more than it costs
+                blocks, paid = HeadBlocks.of(point, damping), 0
         else:
             rejected += 1
             damping, growth = damping * growth, growth * 2
@@ -125,7 +132,9 @@ def descend(
                 break
         if good and gain < PART:
             break  # the rest is rounding
-    return Descent(point, steps, products)
+    else:
+        return Descent(point, steps, products, point.rss > enough)
+    return Descent(point, steps, products, cut=False)
 
 
 def _step(
@@ -134,7 +143,7 @@ def _step(
     numbers: Floats,
     gradient: Floats,
     damping: float,
-    kronecker: Kronecker,
+    inverse: Kronecker | HeadBlocks,
     accuracy: float,
     *,
     single: bool,
@@ -149,7 +158,7 @@ def _step(
         return chart.pull(numbers, curved.astype(np.float64)) + damping * move
 
     def soften(each: Floats) -> Floats:  # nothing cheap is known for factors
-        return kronecker.solve(each, damping) if chart.rank is None else each
+        return inverse.solve(each, damping) if chart.rank is None else each
 
     move, left, used = conjugate_gradients(curve, -gradient, soften, accuracy, MOST_PRODUCTS)
     # ‖r‖² − ‖r + J·s‖², where (JᵀJ + damping)·s = −g − left.

@@ -26,6 +26,7 @@ from keyhole.samples.examples import (
     Examples,
     LabelErrors,
 )
+from keyhole.samples.restarts import Trace
 from keyhole.samples.sharded.refine import refine
 from keyhole.samples.six_phase.method import PhaseSettings, six_phase
 from keyhole.samples.six_phase.rows import NoRows
@@ -75,6 +76,19 @@ def _shared(hidden: int) -> str:
     return (
         f"the tokens of each example agree in {what}, as they do here: its part in keys is zero, since it shows "
         "nowhere, and heads have equal shares of what it adds to the outputs, of which only the sum shows"
+    )
+
+
+def _cut_short(best: Trace, count: ExampleCount) -> str:
+    """Why a start that ended at a limit says nothing of the family, and what makes descents shorter."""
+    pairs = count.once.pairs
+    way = "another seed= or more restarts= may have starts nearer to it"
+    if pairs < FITTED_PAIRS:
+        more = count.needed(0.0, FITTED_PAIRS)
+        way = f"few examples make descents long: {more:,} are {FITTED_PAIRS:g} × d²/(k(k − 1)), here are {pairs:.2g}"
+    return (
+        f"the best start was cut short after {best.steps} steps and {best.products:,} products with its residual still "
+        f"falling, so that this is no minimum and tells nothing of the family. {way[0].upper()}{way[1:]}"
     )
 
 
@@ -326,6 +340,8 @@ class Request:
             raise _Ended(Outcome.PARITY_LIKE, f"parity-like: {self._failure(found)}; {HARD}")
         if not found.count.good:
             raise _Ended(Outcome.TOO_FEW_EXAMPLES, f"{said}; {found.count.sentence()}")
+        if fitted.search.best.cut:
+            raise _Ended(Outcome.UNCERTIFIED, f"{said}; {_cut_short(fitted.search.best, found.count)}")
         raise _Ended(Outcome.WRONG_FAMILY, said)
 
     def _failure(self, found: _Found) -> str:

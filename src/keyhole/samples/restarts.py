@@ -109,7 +109,7 @@ class RestartFit:
         with np.errstate(all="ignore"):  # a start that runs away is one that failed
             end = descend(self.problem, scores, good, rng, chart, self.steps)
         scores = end.point.scores - end.point.scores @ self.problem.shared @ self.problem.shared.T
-        return Trace(number, scores, end.point.rss, end.point.relative, end.steps, end.products)
+        return Trace(number, scores, end.point.rss, end.point.relative, end.steps, end.products, end.cut)
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,7 @@ class Trace:
     relative: float
     steps: int
     products: int
+    cut: bool  # at a limit of these, in no minimum
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import numpy as np
 
 from keyhole.arrays import Floats
 from keyhole.families import AttentionLayer
+from keyhole.samples.evidence import FLAT, SAMPLES, StandardErrors, held_still
 from keyhole.samples.source import Source
-from keyhole.samples.standard_errors import FLAT, StandardErrors, held_still
-from keyhole.samples.variable_projection import LayerProblem, mixture
+from keyhole.samples.variable_projection import LayerProblem, mixture, paired, sensed_maps
 
 # Entries of the scores up to which JᵀJ is written down: 2 GiB at the most with all its parts would be too much by far.
 MOST_ENTRIES = 3000
@@ -26,6 +26,8 @@ MOST_ENTRIES = 3000
 ROWS = 2**21
 # Directions of ZᵀZ below this part of the largest hold no tokens, and projections are free there.
 EMPTY = 1e-14
+# What makes a matrix that is definite up to rounding definite, over its trace.
+TINY = 16 * np.finfo(float).eps
 
 
 @dataclass(frozen=True)
@@ -78,20 +80,12 @@ class LayerAt:
         common = [np.asarray(each, dtype=np.float64) for each in (*counted, mixed.T @ mixed, mixed.T @ residual)]
         if not self.full:
             return LayerSums(*common, *[np.zeros(0)] * 3)
-        rows, k = problem.rows, problem.inputs.shape[1]
-        weights = weights.reshape(rows, m, k)
-        tokens = np.repeat(problem.inputs, k, axis=0)  # (rows, k, d)
-        centred = tokens[:, None] - mixed.reshape(rows, m, 1, d)
-        values = np.repeat(problem.inputs[:, None] @ self.projections, k, axis=0)  # (rows, m, k, d_out)
-        sensed = (np.swapaxes(centred * weights[..., None], 2, 3) @ values).reshape(rows, m * d, p)  # Cov_p(X)·W
-        own = problem.tokens
-        # J of row a is x_a ⊗ sensed: its products are products of pairs of tokens with pairs of what is sensed.
-        pairs = (own[:, :, None] * own[:, None, :]).reshape(rows, d * d)
-        both = (sensed @ np.swapaxes(sensed, 1, 2)).reshape(rows, -1)
-        curvature = (pairs.T @ both).reshape(d, d, m * d, m * d).transpose(0, 2, 1, 3)
+        own, sensed = problem.tokens, sensed_maps(problem.inputs, weights, self.projections)
+        sensed = sensed.reshape(problem.rows, m * d, p)  # J of row a is x_a ⊗ sensed
         gradient = own.T @ (sensed @ residual[:, :, None])[..., 0]
-        crossed = (mixed[:, :, None] * own[:, None, :]).reshape(rows, -1)
-        inside = (crossed.T @ sensed.reshape(rows, -1)).reshape(m * d, d, m * d, p)
+        crossed = (mixed[:, :, None] * own[:, None, :]).reshape(problem.rows, -1)
+        inside = (crossed.T @ sensed.reshape(problem.rows, -1)).reshape(m * d, d, m * d, p)
+        curvature = paired(own, sensed)
         return LayerSums(*common, *(np.ascontiguousarray(each) for each in (curvature, gradient, inside)))
 
 
@@ -182,7 +176,7 @@ class SummedFit:
         promised = float(inner @ inner) + float(np.vdot(own, self.sums.along_mixed))
         return self._scores_of(moved), stacked.reshape(self.projections.shape), promised
 
-    def standard_errors(self, rng: np.random.Generator) -> StandardErrors:  # noqa: ARG002
+    def standard_errors(self, rng: np.random.Generator) -> StandardErrors:
         """Standard errors by the covariance of least squares."""
         values, root = self._root
         _, gradient, carried = self._eliminated
@@ -190,4 +184,11 @@ class SummedFit:
         through = np.sum((carried @ root) ** 2, axis=2)  # (m·d, d_out)
         projections = np.sqrt(through + np.diag(self._inverse)[:, None]).reshape(self.projections.shape)
         determined = bool(values[0] > FLAT * values[-1])
-        return StandardErrors(scores, projections, True, determined, float(np.linalg.norm(gradient @ root)))
+        half = np.linalg.cholesky(self._inverse + TINY * np.trace(self._inverse) * np.eye(len(self._inverse)))
+        draws = []
+        for _ in range(SAMPLES):
+            moved = root @ rng.standard_normal(len(root))
+            stacked = half @ rng.standard_normal((len(half), self.projections.shape[2])) - carried @ moved
+            draws.append((self._scores_of(moved), stacked.reshape(self.projections.shape)))
+        unsettled = float(np.linalg.norm(gradient @ root))
+        return StandardErrors(scores, projections, True, determined, unsettled, tuple(draws))

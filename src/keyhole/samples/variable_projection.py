@@ -12,6 +12,7 @@ five products of matrices per direction.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +21,7 @@ import numpy as np
 import scipy.linalg
 
 from keyhole.arrays import Floats
+from keyhole.families.attention_layer import AttentionLayer
 
 # Columns of Z that are a combination of the others up to this part of their size are left out of the fit.
 DEPENDENT = 1e-11
@@ -112,6 +114,13 @@ class LayerProblem:
         np.exp(weights, out=weights)
         return np.asarray(weights / np.sum(weights, axis=-1, keepdims=True))
 
+    def moved(self, layer: AttentionLayer, scores: Floats, projections: Floats) -> Floats:  # -> (rows, d_out)
+        """How the outputs of a layer move with its parameters, to first order."""
+        weights, m = self.weights(layer.scores), len(layer.scores)
+        values = (self.inputs[:, None] @ layer.projections).reshape(len(self.inputs), -1, layer.projections.shape[2])
+        products = Products(self.inputs, self.turned, weights, values, np.zeros((self.rows, 0)))
+        return products.forward(scores) + mixture(self.inputs, weights) @ projections.reshape(m * self.width, -1)
+
     def at(self, scores: Floats) -> LayerPoint:
         """Everything about the fit with the given scores."""
         weights = self.weights(scores)
@@ -175,35 +184,28 @@ class LayerPoint:
     def gram_matrices(self) -> tuple[Floats, Floats]:  # (c, c), (m·d·d_out, c), c entries (j, i, l) of the scores
         """JᵀJ and QᵀJ as matrices: for few heads of narrow tokens faster than products, else too large."""
         outputs, count = self.residual.shape[1], self.scores.size
-        curvature = np.zeros((count, count))
-        inside = np.zeros((self.basis.shape[1] * outputs, count))
-        step = max(1, BLOCK // (outputs * count))
-        for start in range(0, self.problem.rows, step):
-            part = slice(start, min(self.problem.rows, start + step))
-            block = self._jacobian(part)
-            flat = block.reshape(-1, count)
-            curvature += flat.T @ flat
-            inside += (self.basis[part].T @ block.reshape(block.shape[0], -1)).reshape(inside.shape)
-        return curvature - inside.T @ inside, inside
+        curvature: Any = 0.0
+        inside: Any = 0.0
+        for own, maps, basis in self.sensed_blocks(np.float64):
+            sensed = maps.reshape(len(own), -1, outputs)
+            curvature += paired(own, sensed)
+            crossed = (basis[:, :, None] * own[:, None, :]).reshape(len(own), -1)
+            inside += crossed.T @ sensed.reshape(len(own), -1)
+        shape = self.basis.shape[1], self.problem.width, -1, outputs
+        inside = inside.reshape(shape).transpose(0, 3, 1, 2).reshape(-1, count)
+        return curvature.reshape(count, count) - inside.T @ inside, inside
 
-    def _jacobian(self, part: slice) -> Floats:  # (rows, d_out, c)
-        n, k, m, _ = self.weights.shape
-        rows = np.arange(n * k)[part]
-        tokens = self.problem.inputs[rows // k]  # (rows, k, d)
-        weights = self.weights.reshape(n * k, m, k)[part]
-        mixed = weights @ tokens  # (rows, m, d)
-        second = (weights[:, :, None, :] * np.swapaxes(tokens, 1, 2)[:, None]) @ tokens[:, None]  # (rows, m, d, d)
-        sensed = (second - mixed[..., :, None] * mixed[..., None, :]) @ self.projections  # (rows, m, d, d_out)
-        sensed = sensed.transpose(0, 3, 1, 2).reshape(len(rows), -1, 1, m * self.problem.width)
-        block = self.problem.tokens[part][:, None, :, None] * sensed  # (rows, d_out, d, m·d)
-        return np.asarray(block.reshape(len(rows), sensed.shape[1], -1))
-
-    def preconditioner(self, rng: np.random.Generator) -> Kronecker:
-        """JᵀJ as if tokens and covariances were independent: A ⊗ B, B from one random sign per label."""
-        signs = rng.choice([-1.0, 1.0], size=self.problem.labels.shape)
-        sensed = self.products.sensed(signs)
-        values, vectors = np.linalg.eigh(sensed.T @ sensed / self.problem.rows)
-        return Kronecker(*self.problem.token_moments, np.maximum(values, 0.0), vectors)
+    def sensed_blocks(self, dtype: Any, heads: slice = slice(None)) -> Iterator[tuple[Floats, Floats, Floats]]:
+        """Tokens (rows, d), what heads sense for them (rows, m, d, d_out), and rows of Q; some at a time."""
+        n, k, _, _ = self.weights.shape
+        projections = self.projections[heads].astype(dtype)
+        wide = len(projections) * self.problem.width
+        step = max(1, BLOCK // (k * wide * max(wide, k, self.problem.width, self.residual.shape[1])))
+        for start in range(0, n, step):
+            part, rows = slice(start, start + step), slice(start * k, (start + step) * k)
+            inputs, weights = (array[part].astype(dtype) for array in (self.problem.inputs, self.weights[:, :, heads]))
+            tokens = self.problem.tokens[rows].astype(dtype)
+            yield tokens, sensed_maps(inputs, weights, projections), self.basis[rows].astype(dtype)
 
 
 def relative_error(problem: LayerProblem, point: LayerPoint) -> float:
@@ -254,29 +256,6 @@ class Products:
         return np.asarray(carried)
 
 
-@dataclass(frozen=True, eq=False)
-class Kronecker:
-    """A ⊗ B by its eigenvectors, A over the rows of all scores and B over heads and columns."""
-
-    left: Floats  # (d,)
-    left_vectors: Floats  # (d, d)
-    right: Floats  # (m·d,)
-    right_vectors: Floats  # (m·d, m·d)
-
-    @property
-    def level(self) -> float:
-        """The mean eigenvalue."""
-        return float(np.mean(self.left) * np.mean(self.right))
-
-    def solve(self, gradient: Floats, damping: float) -> Floats:  # (m, d, d) -> (m, d, d)
-        """(A ⊗ B + damping)⁻¹ times a gradient."""
-        m, d = gradient.shape[:2]
-        flat = gradient.transpose(1, 0, 2).reshape(d, m * d)
-        inner = self.left_vectors.T @ flat @ self.right_vectors
-        inner /= np.outer(self.left, self.right) + damping
-        return np.asarray((self.left_vectors @ inner @ self.right_vectors.T).reshape(d, m, d).transpose(1, 0, 2))
-
-
 def logits(inputs: Floats, turned: Floats, scores: Floats) -> Floats:  # (n, k, d), (n, d, k), (m, d, d) -> (n, k, m, k)
     """What every token gives to every other, in every head."""
     (n, k, d), m = inputs.shape, scores.shape[0]
@@ -288,6 +267,27 @@ def mixture(inputs: Floats, weights: Floats) -> Floats:  # (n, k, d), (n, k, m, 
     """Tokens mixed with the given weights, the heads of one token side by side."""
     n, k, m, _ = weights.shape
     return (weights.reshape(n, k * m, k) @ inputs).reshape(n * k, m * inputs.shape[2])
+
+
+def sensed_maps(inputs: Floats, weights: Floats, projections: Floats) -> Floats:
+    """Cov_p(X)·W_i for every token and head: (n, k, d), (n, k, m, k), (m, d, d_out) -> (rows, m, d, d_out)."""
+    (n, k, m, _), d = weights.shape, inputs.shape[2]
+    mixed = mixture(inputs, weights).reshape(n, k, m, 1, d)
+    centred = (inputs[:, None, None] - mixed) * weights[..., None]  # (n, k, m, k, d)
+    values = (inputs[:, None] @ projections)[:, None]  # (n, 1, m, k, d_out)
+    return np.asarray(np.swapaxes(centred, 3, 4) @ values).reshape(n * k, m, d, -1)
+
+
+def paired(own: Floats, sensed: Floats) -> Floats:  # (rows, d), (rows, c, d_out) -> (d, c, d, c)
+    """JᵀJ of rows whose Jacobians are x ⊗ S: the sum of x·xᵀ ⊗ S·Sᵀ."""
+    d, c = own.shape[1], sensed.shape[1]
+    one, two = np.triu_indices(d)
+    both = (sensed @ np.swapaxes(sensed, 1, 2)).reshape(len(own), c * c)
+    upper = ((own[:, one] * own[:, two]).T @ both).reshape(-1, c, c)
+    full = np.empty((d, c, d, c), dtype=upper.dtype)
+    full[one, :, two] = upper
+    full[two, :, one] = upper
+    return full
 
 
 def orthonormal(columns: Floats) -> tuple[Floats, Floats]:  # (rows, c) -> (rows, c), (c, c)

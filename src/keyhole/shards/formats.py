@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -87,9 +88,13 @@ def _torch(path: Path) -> Iterator[Columns]:
     torch = extra("torch", "torch", "a .pt file")
     held: Any
     try:
-        held = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except Exception as error:  # whatever unpickling can end with
-        raise FileError(f"{path} is not a file of plain tensors that torch can load: {error}") from error
+        with warnings.catch_warnings(action="ignore"):  # of pickles that it does not like
+            held = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # whatever unpickling can end with; its words advise to run what the file holds
+        raise FileError(
+            f"{path} is not a file of plain tensors, which are all that is read: nothing in it was executed "
+            f"({type(error).__name__})"
+        ) from error
     if not isinstance(held, dict):
         raise FileError(f"{path} must hold a dictionary of tensors, not {type(held).__name__}")
     tensors = {str(name): each for name, each in held.items() if isinstance(each, torch.Tensor) and each.ndim}

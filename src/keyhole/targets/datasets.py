@@ -35,8 +35,12 @@ class Data:
     noise: float | None = None  # standard deviation of the outputs' errors, where it is known
 
 
-def open_data(text: str, names: Sequence[str] = NAMES) -> Data:
-    """The examples that `text` names; UsageError or FileError says what is wrong and what is possible."""
+def open_data(given: str | Sequence[str], names: Sequence[str] = NAMES) -> Data:
+    """The examples that a text names, or several of files; UsageError or FileError says what is wrong and possible."""
+    if not isinstance(given, str) and len(given) > 1:  # a pattern that the shell has written out
+        count = len(find_shards(given, names))
+        return Data(" ".join(given), f"examples in {count} shards, {given[0]} to {given[-1]}", list(given))
+    text = given if isinstance(given, str) else given[0]
     kind, colon, rest = text.partition(":")
     if colon and kind == "demo":
         family, _, query = rest.partition("?")

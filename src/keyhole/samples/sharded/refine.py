@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.families import AttentionLayer
-from keyhole.samples.evidence import PointEvidence
+from keyhole.samples.evidence import PointEvidence, StandardErrors
 from keyhole.samples.source import Source
-from keyhole.samples.standard_errors import StandardErrors
 from keyhole.samples.sums import MOST_ENTRIES, SummedFit
 from keyhole.samples.variable_projection import LayerPoint
 
