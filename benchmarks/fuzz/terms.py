@@ -191,6 +191,54 @@ def _by_rank(rng: Random, size: float, width: int) -> Callable[..., Floats]:
     return lambda z, x: z + extra * ((z == np.max(z, axis=1, keepdims=True)) & (x.shape[1] >= least))
 
 
+def _few_lengths(rng: Random, size: float, width: int) -> Callable[..., Floats]:
+    factor, number = float(one_of(rng, (0.5, 0.8, 1.25, 2.0))), int(rng.integers(4, 7))
+    first = int(rng.integers(2, 65 - number))
+    chosen = range(first, first + number) if rng.integers(2) else rng.choice(np.arange(2, 65), number, replace=False)
+    return lambda z, x: z * (factor if x.shape[1] in chosen else 1.0)
+
+
+def _one_axis(rng: Random, size: float, width: int) -> Callable[..., Floats]:
+    """A last token along one axis is another kind of token."""
+    axis, factor = int(rng.integers(width)), float(one_of(rng, (0.0, 0.5, 2.0)))
+    return lambda z, x: np.where((np.sum(x[:, -1:] != 0, -1) == 1) & (x[:, -1:, axis] != 0), factor * z, z)
+
+
+def _short_last(rng: Random, size: float, width: int) -> Callable[..., Floats]:
+    least = size * width**0.5 * decades(rng, -3, -1)
+    return lambda z, x: np.where(np.linalg.norm(x[:, -1:], axis=-1) < least, 0 * z, z)
+
+
+def _negative_last(rng: Random, size: float, width: int) -> Callable[..., Floats]:
+    return lambda z, x: np.where(np.max(x[:, -1:], axis=-1) < 0, 0.5 * z, z)
+
+
+def _outliers_hidden(rng: Random, size: float, width: int) -> Callable[..., Floats]:
+    """Tokens many times as long as the median one."""
+    most = float(one_of(rng, (3, 10, 30, 100)))
+
+    def change(z: Floats, x: Floats) -> Floats:
+        norms = np.linalg.norm(x, axis=-1)
+        middle = np.median(norms, axis=1, keepdims=True)
+        return np.where((norms > most * middle) & (middle > 0) & (np.arange(x.shape[1]) < x.shape[1] - 1), HIDDEN, z)
+
+    return change
+
+
+def _runs_hidden(rng: Random, size: float, width: int) -> Callable[..., Floats]:
+    """The third of three equal tokens in a row, and more."""
+
+    def change(z: Floats, x: Floats) -> Floats:
+        if x.shape[1] < 4:
+            return z
+        same = np.all(x[:, 1:] == x[:, :-1], axis=-1)
+        again = np.pad(same[:, 1:] & same[:, :-1], ((0, 0), (2, 0)))
+        again[:, -1] = False
+        return np.where(again, HIDDEN, z)
+
+    return change
+
+
 BENT: dict[str, Callable[[Random, float, int], Callable[[Floats, Floats], Floats]]] = {
     "positions beyond a distance": _far_positions,
     "temperature by the norm of the last token": _warm_by_last_norm,
@@ -200,6 +248,12 @@ BENT: dict[str, Callable[[Random, float, int], Callable[[Floats, Floats], Floats
     "negative logits hidden beside a large one": _opposite_hidden,
     "logits bent around their mean": _centred_logits_bent,
     "the strongest token made stronger": _by_rank,
+    "temperature at a few lengths": _few_lengths,
+    "one axis is another kind of last token": _one_axis,
+    "short last tokens do not choose": _short_last,
+    "negative last tokens choose less": _negative_last,
+    "tokens longer than others are hidden": _outliers_hidden,
+    "runs of equal tokens are cut": _runs_hidden,
 }
 
 

@@ -15,6 +15,7 @@ from keyhole.errors import BudgetExhausted
 from keyhole.families import F, F_co, Family
 from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.batches import Batch, in_batches
+from keyhole.methods.explanation import has_explanation
 from keyhole.methods.heldout import HeldOut, draw_heldout, elsewhere, prediction_radii
 from keyhole.noise import GAUSSIAN_DEVIATIONS
 from keyhole.numerics.domain import LONGEST, Sampler, class_label, length_class
@@ -70,6 +71,7 @@ class Comparison:
     resolution: float  # radii over what the answers vary by, and over what attention does to them
     scatters: bool  # whether normal errors, each within its radius, are too large together
     beyond: bool = False  # whether too many errors behind a tolerance are larger than one radius
+    unexplained: bool = False  # whether no parameters within their radii explain all answers at once
     widening: float = 1.0  # by which radii of parameters are widened, so that those of predictions hold
     labels: bool = False  # whether answers are labels
     wrong: int = 0  # labels that are not as predicted, where some may be wrong
@@ -93,7 +95,7 @@ class Comparison:
     @property
     def holds(self) -> bool:
         """Whether every answer was predicted within its radius; not so where a radius is nan."""
-        return not (self.scatters or self.beyond) and bool(np.max(self.ratios) <= 1.0)
+        return not (self.scatters or self.beyond or self.unexplained) and bool(np.max(self.ratios) <= 1.0)
 
     @property
     def miss(self) -> str:
@@ -106,6 +108,10 @@ class Comparison:
             return f"fresh answers scatter {times:.2g} times as much {around}"
         if self.beyond and np.max(self.ratios) <= 1.0:
             return "too many fresh answers differ from their predictions by more than radii and the tolerance explain"
+        if self.unexplained:
+            return (
+                "fresh answers differ from predictions by less than radii, but no parameters within theirs explain all"
+            )
         worst = int(np.argmax(np.where(np.isnan(self.ratios), np.inf, self.ratios)))
         if self.labels:
             told, expected = (f"{each[worst]:g}" for each in (self.answers, self.predictions))
@@ -131,7 +137,7 @@ def certify(
         replies: list[Measurements] = yield [replace(plan, so_far=so_far) for plan in plans]
         everywhere += replies
         answers = [_at_last(reply, signature) for reply in everywhere]
-    compared = _compare(estimate, signature, asked, _concatenate([answer.values for answer in answers]))
+    compared = _compare_at_last(estimate, signature, asked, _concatenate([answer.values for answer in answers]))
     # Families predict what the last token is answered: so any token is, among all of them or those up to it.
     others = _compare_elsewhere(estimate, signature, asked, everywhere, rng) if compared.holds else None
     estimate = _widen(estimate, max(compared.widening, others.widening if others is not None else 1.0))
@@ -174,6 +180,13 @@ def certify(
             but = f", but for {compared.wrong} that are wrong" if compared.wrong else ""
             message = f"{asked.usual.size} fresh labels predicted{but}"
     return Judgement(outcome, message, certificate, refuted)
+
+
+def _compare_at_last(estimate: Estimate, signature: Signature, asked: HeldOut, answers: Floats) -> Comparison:
+    """The comparison, and whether parameters within their radii explain all answers where each alone is predicted."""
+    compared = _compare(estimate, signature, asked, answers)
+    alone = compared.holds and not compared.labels
+    return replace(compared, unexplained=alone and not has_explanation(estimate, signature, asked, answers))
 
 
 def _compare_elsewhere(
@@ -258,7 +271,7 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
         resolution = _resolution_of_numbers(estimate, signature, asked.plans, fine)
     scatters = normal and _has_scatter(np.abs(predictions - answers), radii)
     labels = estimate.params.tells_labels
-    compared = Comparison(predictions, answers, radii, resolution, scatters, beyond, widening, labels)
+    compared = Comparison(predictions, answers, radii, resolution, scatters, beyond, widening=widening, labels=labels)
     return _allow_flips(compared, signature.noise.scale) if signature.noise.kind == "flipped" else compared
 
 
