@@ -11,6 +11,7 @@ from benchmarks.fuzz.boxes import Box, Kind, Kinds, Random, decades, one_of
 from benchmarks.fuzz.corners import NEAR_MEMBERS
 from benchmarks.fuzz.foreign import FOREIGN
 from benchmarks.fuzz.maps import Floats
+from benchmarks.fuzz.members import draw_head
 from benchmarks.fuzz.noisy import FORMS
 from benchmarks.fuzz.terms import TERMS
 from benchmarks.fuzz.unusual import CHANGED
@@ -85,6 +86,20 @@ LIMITS: dict[str, Limit] = {
 }
 
 
+def _gated_labels(rng: Random) -> Box:
+    """Labels of a head, to which a part of it is added where it is large and the last token on one side."""
+    box = draw_head(rng)
+    own, side = box.truth, rng.standard_normal(box.width) * decades(rng, -0.3, 0.7) / box.size
+    typical = float(np.std(own(box.size * rng.standard_normal((100, 4, box.width))))) or 1.0
+    border = typical * rng.uniform(-0.5, 0.5)
+
+    def numbers(x: Floats) -> Floats:
+        answers = own(x)[:, :1]
+        return answers + np.maximum(answers + border, 0) * (x[:, -1] @ side)[:, None]
+
+    return _labels_within_norm(rng, replace(box, params=None, truth=numbers))
+
+
 def _limited(rng: Random, kinds: list[Kind], limit: Limit) -> Box:
     box = one_of(rng, kinds).draw(rng)
     while box.max_norm is not None or box.noise or box.answer is not None or box.trapdoor:
@@ -101,6 +116,7 @@ def _add_limits() -> None:
     for source, kinds in sources.items():
         for name, limit in LIMITS.items():
             LIMITED.add(f"{source}, limited", name, lambda rng, kinds=kinds, limit=limit: _limited(rng, kinds, limit))
+    LIMITED.add("others, limited", "labels of a gated head", _gated_labels)
 
 
 _add_limits()

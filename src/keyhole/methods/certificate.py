@@ -25,6 +25,7 @@ from keyhole.recovery import Certificate, Outcome, Tested, typical_error
 # Held-out queries over those of the recovery, the fewest and the most: 120 leave 2.5 % of such queries unsaid, 256
 # leave 1.2 %.
 SHARE, LEAST, MOST = 0.025, 120, 256
+LABELS = 2  # times as many are asked of labels, as far as MOST: one tells a box from another on one side of it only
 
 # A radius above this fraction of what attention does would certify anything; of an oracle known to be noisy less can
 # be asked, and the resolution says how much it was.
@@ -329,9 +330,10 @@ def _allow_flips(compared: Comparison, rate: float) -> Comparison:
     return replace(compared, radii=np.where(wrong, compared.errors, compared.radii), scatters=scatters, wrong=count)
 
 
-def heldout_count(wanted: int | None, queries: float) -> int:
+def heldout_count(wanted: int | None, queries: float, labels: bool = False) -> int:
     """Held-out queries for a recovery of so many: as many as are wanted, else a share of them."""
-    return int(min(max(LEAST, np.ceil(SHARE * queries)), MOST)) if wanted is None else wanted
+    times = LABELS if labels else 1
+    return int(min(times * max(LEAST, np.ceil(SHARE * queries)), MOST)) if wanted is None else wanted
 
 
 def _tested(asked: HeldOut, signature: Signature, compared: Comparison) -> Iterator[Tested]:
