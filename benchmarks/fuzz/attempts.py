@@ -15,10 +15,12 @@ from benchmarks.fuzz.careless import CARELESS, MUST
 from benchmarks.fuzz.corners import CORNERS, NEAR_MEMBERS
 from benchmarks.fuzz.foreign import FOREIGN
 from benchmarks.fuzz.judge import Found, Verdict, judge
+from benchmarks.fuzz.limits import LIMITED
 from benchmarks.fuzz.maps import params_of
 from benchmarks.fuzz.members import MEMBERS
 from benchmarks.fuzz.noisy import NOISY
 from benchmarks.fuzz.rounding import ROUNDING
+from benchmarks.fuzz.terms import STATE, TERMS
 from benchmarks.fuzz.unusual import CHANGED, UNUSUAL
 
 KINDS: dict[str, Kind] = {
@@ -30,6 +32,9 @@ KINDS: dict[str, Kind] = {
     **FOREIGN,
     **NEAR_MEMBERS,
     **CHANGED,
+    **TERMS,
+    **STATE,
+    **LIMITED,
     **CARELESS,
     **MUST,
 }

@@ -153,14 +153,14 @@ UNUSUAL.add("heads, several outputs", "typed-in matrices", _typed_heads)
 # --- tokens, values and answers changed -----------------------------------------------------------------------------
 
 
-def _host(rng: Random) -> Box:
+def draw_host(rng: Random) -> Box:
     if rng.random() < 0.2:
         net, size = draw_net(rng, most=6)
         return Box(net.map(), net.inner.shape[1], len(net.outer) == 1, size, kinks=onto_kinks(net))
     return one_of(rng, HOSTS.values())(rng)
 
 
-def _typical(box: Box) -> float:
+def typical_of(box: Box) -> float:
     tokens = box.size * np.random.default_rng(0).standard_normal((100, 4, box.width))
     return float(np.std(box.truth(tokens))) or 1.0
 
@@ -217,7 +217,7 @@ TOKENS: dict[str, Callable[[Random, Box], Map]] = {
 
 
 def _tokens(rng: Random, make: Callable[[Random, Box], Map]) -> Box:
-    box = _host(rng)
+    box = draw_host(rng)
     own, change = box.truth, make(rng, box)
     return replace(box, params=None, truth=lambda x: own(change(x)))
 
@@ -234,7 +234,7 @@ VALUES: dict[str, Map] = {
 def _values(rng: Random, change: Map) -> Box:
     """Values bent before they are mixed."""
     box = HOSTS[str(one_of(rng, ("one head", "heads", "residual")))](rng)
-    heads, typical = box.params, _typical(box)
+    heads, typical = box.params, typical_of(box)
     assert isinstance(heads, Heads)
 
     def truth(x: Floats) -> Floats:
@@ -273,7 +273,7 @@ def _with_length(rng: Random, box: Box) -> Callable[[Floats, Floats], Floats]:
 
 
 def _clipped_below(rng: Random, box: Box) -> Callable[[Floats, Floats], Floats]:
-    least = -_typical(box) * decades(rng, -1, 0.5)
+    least = -typical_of(box) * decades(rng, -1, 0.5)
     return lambda y, x: np.maximum(y, least)
 
 
@@ -287,7 +287,7 @@ ANSWERS: dict[str, Callable[[Random, Box], Callable[[Floats, Floats], Floats]]] 
 
 
 def _answers(rng: Random, make: Callable[[Random, Box], Callable[[Floats, Floats], Floats]]) -> Box:
-    box = _host(rng)
+    box = draw_host(rng)
     own, change = box.truth, make(rng, box)
     return replace(box, params=None, truth=lambda x: change(own(x), x))
 

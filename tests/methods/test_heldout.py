@@ -282,5 +282,6 @@ def test_logits_that_are_clipped_far_out_are_seen_behind_decimals() -> None:
 
 def test_the_number_grows_with_the_recovery() -> None:
     assert [heldout_count(None, queries) for queries in (10, 4168, 6000, 10**6)] == [LEAST, LEAST, 150, MOST]
+    assert [heldout_count(None, queries, labels=True) for queries in (10, 10**6)] == [2 * LEAST, MOST]
     assert heldout_count(7, 10**6) == 7
     assert (LEAST, MOST) == (120, 256)

@@ -329,7 +329,8 @@ def _without_heldout(task: Task, left: float) -> float:
 def _ask_heldout(estimate: Estimate, task: Task, ledger: Ledger) -> Steps[Judgement]:
     """Held-out queries, from random numbers of their own, as many as the task sets and the budget allows."""
     kinds = 1 if task.domain is None else 2
-    count = int(min(heldout_count(task.heldout, ledger.spent), ledger.left // kinds))
+    wanted = heldout_count(task.heldout, ledger.spent, labels=estimate.params.tells_labels)
+    count = int(min(wanted, ledger.left // kinds))
     if count < 1:
         message = "the budget left no queries for the certificate"
         return Judgement(Outcome.UNCERTIFIED, message, _radii_only(estimate))

@@ -100,6 +100,14 @@ def test_values_that_cancel_show_in_no_label_of_a_single_token() -> None:
     assert "several heads cancel" in result.message
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_labels_that_change_with_the_sign_of_no_unit_token_are_of_no_heads(count: int) -> None:
+    oracle = kh.FunctionOracle(lambda tokens: 1.0 * (tokens.mean(axis=1).prod(axis=1) > 0), width=3, answers="labels")
+    result = kh.recover(oracle, "labels", heads=count, throw=False)
+    assert result.outcome is kh.Outcome.INCONSISTENT
+    assert "with that of no unit token" in result.message
+
+
 @pytest.mark.parametrize("given", [0, True, "two", 1.5])
 def test_a_number_of_heads_that_is_none_is_refused(given: Any) -> None:
     with pytest.raises(kh.KeyholeError, match="heads must be"):

@@ -228,13 +228,7 @@ def _ask_free(
     value: LabelValue | ClassValues
     if len(kind) == 2:
         _check_classes(kind, classes)
-        signs = _signs(rows, kind)
-        if not np.any(signs):
-            raise Unrecoverable(
-                Outcome.INCONSISTENT,
-                "labels contradict each other: some change with the sign of a token, but with that of no unit token",
-            )
-        value = yield from ask_value(tokens, signs, accuracy)
+        value = yield from ask_value(tokens, _signs(rows, kind), accuracy)
         pivot = value.pivot
     else:
         classes_of = ClassReader(tokens, rng)

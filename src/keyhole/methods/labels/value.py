@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyhole.arrays import Booleans, Floats, Integers
-from keyhole.methods.base import Steps
+from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.methods.labels.comparisons import TURNS, Comparer
 from keyhole.methods.labels.search import Prior
 from keyhole.queries import Position, Term, TokenRows
+from keyhole.recovery import Outcome
 
 # Ratios of values are known this well before their root mean square sets the cells.
 COARSE = 1.0 / 16.0
@@ -57,6 +58,11 @@ class Tokens:
 
 def ask_value(tokens: Tokens, signs: Floats, accuracy: float) -> Steps[LabelValue]:  # (width,), 0 of no value
     """Ratios of values by bisection on tokens s_i·e_i − r·s_k·e_k, after a tournament for the largest, k."""
+    if not np.any(signs):
+        raise Unrecoverable(
+            Outcome.INCONSISTENT,
+            "labels contradict each other: some change with the sign of a token, but with that of no unit token",
+        )
     comparer, width = tokens.comparer, tokens.width
     pivot = yield from _ask_largest(tokens, signs)
     others = np.flatnonzero((np.arange(width) != pivot) & (signs != 0))
