@@ -255,14 +255,15 @@ def _compare(estimate: Estimate, signature: Signature, asked: HeldOut, answers: 
         known = most * known
     radii = np.hypot(GAUSSIAN_DEVIATIONS * known, noise) if normal else known + noise
     changes = answers - _constant(estimate.params, asked.plans)
-    if estimate.params.anatomy.net is not None and _rms(changes[fine]) <= _rms(radii[fine]):
+    attention = _attention(estimate.params, signature, asked, fine)
+    if estimate.params.anatomy.net is not None and (attention == 0 or _rms(changes[fine]) <= _rms(radii[fine])):
         # Neurons are off at the usual tokens, or these lie on their kinks.
         shows = np.repeat(asked.informative, fine.size // asked.usual.size)
         fine = shows if np.any(shows) else fine
+        attention = _attention(estimate.params, signature, asked, fine)
     coarse, size = _rms(radii[fine]), _rms(changes[fine])
     if normal:
         coarse = float(np.sqrt(np.mean(known[fine] ** 2) + signature.noise.scale**2 / known.size))
-    attention = _attention(estimate.params, signature, asked, fine)
     if attention > 0 or signature.max_norm is not None:
         size = min(size, attention)
     if not normal and coarse > _coarsest(estimate.params, signature) * size:

@@ -79,8 +79,10 @@ SINGLE = 4  # as many are of heads that weigh k tokens at most, and have one mor
 SOFT_KINK_SIZES, SOFT_LOGITS = (0.3, 30.0), (0.3, 3.0)
 SOFT_TRIES, SOFT_MOVES = 8, 1e-3
 EQUAL_LOGITS = 1e-6  # they differ by this part or less where all tokens are the same
-# Within a bound on norms all but one in so many near tokens, and tokens of nets, are as long as that: what bends just
-# inside it shows nowhere else.
+# Within a bound on norms near tokens, single ones, and all but one in so many tokens of nets, are as long as that: what
+# bends just inside it shows nowhere else. All but one in so many ordinary sequences of heads, of which nothing bends,
+# become near ones.
+NEAR_OF = 4
 RIM_EVERY = 4
 PAST_RIM, BESIDE_RIM = 1.1, 1e-3  # before they are cut, so that rounding leaves none inside; and below it, by this part
 # A token near a kink lies within this part of its norm of it.
@@ -205,8 +207,9 @@ class _Source:
             for n in some:
                 lengths[n], norms[n] = 1, "longest"
         cut = self.signature.norm_limit < self.signature.width**0.5  # normal tokens are all as long as tokens may be
+        fewer = 2 if self.signature.max_norm is None or self.behind is not None else NEAR_OF
         for n, norm in enumerate(norms):
-            if structures[n] == "ordinary" and (norm != "normal" or cut) and self.rng.integers(2):
+            if structures[n] == "ordinary" and (norm != "normal" or cut) and self.rng.integers(fewer):
                 if self.signature.max_norm is not None:
                     # Mixtures of different tokens are shorter than tokens may be: near ones show what is far out.
                     structures[n] = "near"
@@ -267,11 +270,13 @@ class _Source:
         soft = length > 1 and self.behind is not None and (norm == "logits" or (norm == "any" and rng.integers(2) > 0))
         if soft:
             tokens, scale = self._seen_behind(tokens), 1.0
-        rim = not soft and signature.max_norm is not None and (structure == "near" or not self.has_attention)
-        rim = rim and (structure == "one-hot" or (norm != "any" and bool(rng.integers(RIM_EVERY) > 0)))
+        alike = self.has_attention and (structure == "near" or length == 1)
+        rim = not soft and signature.max_norm is not None and (alike or not self.has_attention)
+        rim = rim and (alike or structure == "one-hot" or (norm != "any" and bool(rng.integers(RIM_EVERY) > 0)))
         rim = rim and bool(np.any(tokens[-1]))
         if rim:
             scale = PAST_RIM * signature.norm_limit / float(np.linalg.norm(tokens[-1]))
+            tokens = tokens + self._beyond_kink(tokens[-1]) - tokens[-1] if alike else tokens
         # Rounded, so that the last digits of an estimate do not make other queries of the same ones.
         tokens *= float(f"{scale:.2g}")
         alone = structure == "one-hot"
@@ -297,6 +302,19 @@ class _Source:
         if length == self.params.jumping_length and norm != "normal":
             tokens = self.params.onto_boundary(tokens, rng)
         return Query(tokens, norm, structure, norm == "logits" and structure in USUAL)
+
+    def _beyond_kink(self, token: Floats) -> Floats:  # (width,) -> (width,)
+        """Every other time a token as long, in the part of its sphere that a kink of a net behind heads cuts off."""
+        if self.behind is None or self.rng.integers(2):
+            return token
+        foot, norm = self.params.onto_kinks(np.zeros((1, token.size)), self.rng)[0], float(np.linalg.norm(token))
+        away = float(np.linalg.norm(foot))
+        if not 0 < away < self.signature.norm_limit or token.size == 1:
+            return token
+        axis = foot / away
+        across = token - axis * (axis @ token)
+        angle = np.arccos(away / self.signature.norm_limit) * self.rng.uniform()
+        return np.asarray(norm * (np.cos(angle) * axis + np.sin(angle) * across / np.linalg.norm(across)))
 
     def _seen_behind(self, tokens: Floats) -> Floats:  # (length, width)
         """Tokens as far out as the kinks of a net behind heads are, by which attention moves what the net answers."""

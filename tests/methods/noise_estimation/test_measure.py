@@ -323,3 +323,14 @@ def test_distance_from_polynomials_is_the_least_possible(fresh_seed: int, degree
     assert np.all(found >= 0.3 * np.max(np.abs(fitted), axis=0))
     signs = np.tile([1.0, -1.0], 7)
     np.testing.assert_allclose(distance_from_polynomials(points, signs[:, None], degree), 1.0)
+
+
+@pytest.mark.parametrize("seed", [4, 7, 17, 22])
+def test_errors_of_a_net_that_is_flat_in_most_places(seed: int) -> None:
+    """They show beside queries that answer something else; a kink is none of them."""
+    rng = np.random.default_rng(seed)
+    arrays = rng.standard_normal((2, 3)), -0.3 * np.abs(rng.standard_normal(2)), rng.standard_normal(2)
+    net = kh.ReluNet(*arrays, np.asarray(0.3))
+    assert measured(unknown(net, 3), seed)[0].noise == Noise.exact()
+    found, _ = measured(unknown(lambda x: net(x) + 1e-4 * np.sin(1e7 * net(x)), 3), seed)
+    assert close(found.noise, Noise.bounded(1e-4))

@@ -816,12 +816,25 @@ def test_a_net_behind_attention_beside_a_residual_is_another_family(fresh_seed: 
             assert np.all(np.abs(result.params(tokens) - box(tokens)) <= bars)
 
 
+@pytest.mark.parametrize("away", [0.6, 0.7])
+def test_one_neuron_that_is_on_near_the_bound_on_norms_only(away: float) -> None:
+    """No axis leads into its cell, and few random tokens do: tokens beside its kink are chosen."""
+    rng = np.random.default_rng(4)
+    row = np.full(4, 0.5)
+    net = kh.ReluNet(row[None], np.array([-away]), np.array([1.0]), np.asarray(0.1))
+    truth = kh.OneLayer(kh.SingleHead(rng.standard_normal((4, 4)), np.eye(4)), net)
+    result = kh.recover(kh.FunctionOracle(truth, width=4, max_norm=1.0), "one-layer", throw=False)
+    assert result.certified, result.message
+    tokens = row + 0.1 * rng.standard_normal((1000, 3, 4))
+    tokens /= np.linalg.norm(tokens, axis=2, keepdims=True)
+    assert np.max(np.abs(result.params(tokens) - truth(tokens))) < 1e-9
+
+
 def test_neurons_that_are_on_near_the_bound_on_norms_only() -> None:
     """Mixtures of two random tokens are too short for them: two tokens of the same cell are not.
 
-    Of 18 such layers 16 are certified; nothing but a constant was met of one.
+    Of 30 such layers all are certified.
     """
-    certified = 0
     for seed in (1, 2, 3):
         rng = np.random.default_rng([seed, 92])
         rows = rng.standard_normal((3, 4))
@@ -831,6 +844,5 @@ def test_neurons_that_are_on_near_the_bound_on_norms_only() -> None:
         result = kh.recover(kh.FunctionOracle(truth, width=4, max_norm=1.0), seed=seed, throw=False)
         tokens = rng.standard_normal((1000, 3, 4))
         tokens /= np.linalg.norm(tokens, axis=2, keepdims=True)
-        assert not result.certified or np.max(np.abs(result.params(tokens) - truth(tokens))) < 1e-9
-        certified += result.certified
-    assert certified >= 2
+        assert result.certified, result.message
+        assert np.max(np.abs(result.params(tokens) - truth(tokens))) < 1e-9

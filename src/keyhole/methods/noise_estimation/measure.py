@@ -46,7 +46,7 @@ COINCIDENCE = 40.0
 # but for one time in a million, so the estimate is raised by ALLOWANCE.
 NEIGHBOURS = 18
 ALLOWANCE = 1.15
-# A smooth curve is a cubic so many times better than it is a line; what errs at random is neither.
+# A smooth curve is a cubic so many times better than it is a line, a kink two lines; what errs at random is neither.
 SMOOTH = 4.0
 LINE, CUBIC = 1, 3
 # Half a segment over the length of its tokens: long for single tokens, whose answers are linear if it is a head.
@@ -79,10 +79,33 @@ class Segment:
         return distance_from_polynomials(self.points, self.answers, degree)
 
     @property
+    def distance_from_kinked(self) -> Floats:  # (outputs,)
+        """How far each output is from two lines that meet between two of the points."""
+        order = np.argsort(self.points)
+        points, answers = self.points[order], self.answers[order]
+        least = np.full(answers.shape[1], np.inf)
+        for split in range(2, len(points) - 1):
+            left, right = (
+                floats(np.polynomial.polynomial.polyfit(points[part], answers[part], LINE))
+                for part in (slice(split), slice(split, None))
+            )
+            with np.errstate(divide="ignore", invalid="ignore"):
+                meet = (left[0] - right[0]) / (right[1] - left[1])
+            fitted = np.where(np.arange(len(points))[:, None] < split, _line(left, points), _line(right, points))
+            off = np.max(np.abs(answers - fitted), axis=0)
+            between = (meet >= points[split - 1]) & (meet <= points[split])
+            least = np.where(between, np.minimum(least, off), least)
+        return least
+
+    @property
     def slope(self) -> Floats:  # (outputs,)
         """By how much answers change when tokens change by their own length."""
         centred = self.points - np.mean(self.points)
         return np.asarray(np.abs(centred @ self.answers) / (centred @ centred) / self.half)
+
+
+def _line(line: Floats, points: Floats) -> Floats:  # (2, outputs), (n,) -> (n, outputs)
+    return np.asarray(line[0] + points[:, None] * line[1])
 
 
 def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[NoiseEstimate]:
@@ -110,7 +133,8 @@ def measure_noise(signature: Signature, rng: np.random.Generator) -> Steps[Noise
         more = _numbers(asked, signature)
         pairs = [_rows(more[number : number + len(plans)]) for number in range(0, len(more), len(plans))]
         return _random(np.stack([first, again, *pairs]), coarseness(answers, signature.space.eps), largest)
-    segments = yield from _ask_neighbours(signature, rng, longest)
+    telling = [_most_unlike(plan, each, signature) for plan, each in zip(plans, rounds[-1], strict=True)]
+    segments = yield from _ask_neighbours(signature, rng, longest, telling, answers)
     answers = np.concatenate([answers, *(each.answers.ravel() for each in segments)])
     estimate = _deterministic(segments, answers, signature)
     same = f"within {difference:.2g}, which is rounding" if difference else "the same"
@@ -149,23 +173,53 @@ def _repeat_plans(plans: list[Plan], repeat: int) -> list[Plan]:
     return [replace(plan, first_repeat=repeat) for plan in plans]
 
 
-def _ask_neighbours(signature: Signature, rng: np.random.Generator, longest: float) -> Steps[list[Segment]]:
-    """A long and a short segment around a single token, and two around a pair of tokens."""
+def _ask_neighbours(
+    signature: Signature, rng: np.random.Generator, longest: float, telling: list[Floats], answers: Floats
+) -> Steps[list[Segment]]:  # telling: (length, width) each
+    """A long and a short segment around a single token, and two around a pair of tokens.
+
+    Where all answers of one are the same, as where every neuron is off, and not for their few digits, it lies around
+    a `telling` query instead.
+    """
     spacing = signature.space.eps
     # Beside another token answers are curved, over lengths that a large score makes small.
     halves = ((LONG, spacing**0.5), (spacing**0.5, spacing ** (2 / 3)))
-    plans, shapes = [], []
-    for length, pair in zip(_lengths(signature), halves, strict=True):
-        base, direction = 0.5 * longest * _unit(rng.standard_normal((2, length, signature.width)))
-        for half in pair:
-            points = 2 * (np.arange(NEIGHBOURS) + rng.uniform(0, 1, NEIGHBOURS)) / NEIGHBOURS - 1
-            tokens = base + half * points[:, None, None] * direction
-            plans.append(sequences(STAGE, signature.space.asarray(tokens)))
-            shapes.append((points, half))
+    shape = [(length, half) for length, pair in zip(_lengths(signature), halves, strict=True) for half in pair]
+    drawn = [0.5 * longest * _unit(rng.standard_normal((2, length, signature.width))) for length in _lengths(signature)]
+    segments = yield from _ask_segments(signature, rng, shape, [drawn[n // 2] for n in range(len(shape))])
+    flat = [n for n, segment in enumerate(segments) if not np.any(np.ptp(segment.answers, axis=0))]
+    everything = np.concatenate([answers, *(each.answers.ravel() for each in segments)])
+    if flat and coarseness(everything, spacing).noise.kind == "exact":
+        lines = [np.stack([telling[n // 2], drawn[n // 2][1]]) for n in flat]
+        again = yield from _ask_segments(signature, rng, [shape[n] for n in flat], lines)
+        for n, segment in zip(flat, again, strict=True):
+            segments[n] = segment
+    return segments
+
+
+def _ask_segments(
+    signature: Signature, rng: np.random.Generator, shape: list[tuple[int, float]], lines: list[Floats]
+) -> Steps[list[Segment]]:
+    """Segments of so many tokens and half lengths, each around a query in some direction."""
+    plans, places = [], []
+    for (_, half), (base, direction) in zip(shape, lines, strict=True):
+        points = 2 * (np.arange(NEIGHBOURS) + rng.uniform(0, 1, NEIGHBOURS)) / NEIGHBOURS - 1
+        tokens = base + half * points[:, None, None] * direction
+        plans.append(sequences(STAGE, signature.space.asarray(tokens)))
+        places.append(points)
     answers = _numbers((yield plans), signature)
     outputs = answers[0].shape[2]
     some = np.unique(np.linspace(0, outputs - 1, min(outputs, OUTPUTS)).astype(int))
-    return [Segment(points, each[:, -1, some], half) for (points, half), each in zip(shapes, answers, strict=True)]
+    return [
+        Segment(points, each[:, -1, some], half) for points, each, (_, half) in zip(places, answers, shape, strict=True)
+    ]
+
+
+def _most_unlike(plan: Plan, answers: Floats, signature: Signature) -> Floats:  # (count, positions, outputs)
+    """The query whose answer is the farthest from the median of all."""
+    tokens = floats(plan.tokens(0, plan.count, signature.space, signature.width))
+    away = np.abs(answers - np.median(answers, axis=0))
+    return np.asarray(tokens[int(np.argmax(np.max(away, axis=(1, 2))))])
 
 
 def _numbers(measured: list[Measurements], signature: Signature) -> list[Floats]:
@@ -245,9 +299,10 @@ def _deterministic(segments: list[Segment], answers: Floats, signature: Signatur
     explained = _arithmetic(spacing, signature.width) * (size + slope) + UNIT_MARGIN * coarse.noise.radius
     strays, bends = 0.0, 0.0
     for segment in segments:
-        line, cubic = segment.distance(LINE), segment.distance(CUBIC)
-        rough = SMOOTH * cubic > line
-        strays = max(strays, float(np.max(line[rough & (line > explained)], initial=0.0)))
+        line, kinked = segment.distance(LINE), segment.distance_from_kinked
+        rough = SMOOTH * segment.distance(CUBIC) > line
+        off = np.where(SMOOTH * kinked > line, line, kinked)
+        strays = max(strays, float(np.max(off[rough & (off > explained)], initial=0.0)))
         bends = max(bends, float(np.max(line[~rough & (line > explained)], initial=0.0)) if segment.half == LONG else 0)
     beyond = f"where rounding explains {explained:.2g}"
     if strays:

@@ -98,7 +98,9 @@ def random_cells(net: PlainNet, rng: np.random.Generator, count: int, farthest: 
     points *= net.typical * np.exp(rng.uniform(np.log(NEAREST), np.log(farthest), (count, 1)))
     points *= np.minimum(1.0, INSIDE * limit / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), TINY))
     if net.norms.size:
-        points = np.concatenate([points, *_across(net, rng, limit)])
+        # A kink near the limit has only what lies beside it.
+        times = width + 2 if np.isfinite(limit) else 1
+        points = np.concatenate([points, *(side for _ in range(times) for side in _across(net, rng, limit))])
     left = (limit - np.linalg.norm(points, axis=1)) / 2
     cells = LinearCells.around(net, points, np.minimum(net.typical * farthest, left))
     return cells.take(cells.width > 0)

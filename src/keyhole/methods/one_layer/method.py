@@ -260,7 +260,7 @@ class _Layer:
 
     def _ask_near_kinks(self, failure: Unrecoverable, net: ReluNet) -> Steps[Estimate[OneLayer]]:
         """Mixtures of two random tokens may show nothing, those in a small cell all; else the failure is raised."""
-        if failure.outcome is not Outcome.TOO_NOISY:
+        if failure.outcome not in (Outcome.TOO_NOISY, Outcome.NOT_IDENTIFIABLE):
             raise failure
         try:
             return (yield from self._ask_beside_score_bias(net))

@@ -14,6 +14,7 @@ from keyhole.families.relu_net import ReluNet
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
 from keyhole.methods.relu_net.exact.method import relu_net
 from keyhole.methods.relu_net.exact.queries import is_exact
+from keyhole.methods.relu_net.exact.strips import check_strips
 from keyhole.methods.relu_net.noisy.method import relu_boost
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
@@ -45,11 +46,14 @@ def net(
         if signature.noise.is_cut:  # errors towards zero follow the sign of the answer, as no independent ones do
             signature = signature.with_changes(noise=signature.noise.as_wide())
         options |= {"budget": budget, "target_error": target_error, "neurons": neurons}
-        return (yield from relu_boost(signature, rng, **options))
+        estimate = yield from relu_boost(signature, rng, **options)
     except KeyholeError:  # some of which are ValueErrors too
         raise
     except ValueError as error:  # answers of another family, or numbers that overflow, may defeat the linear algebra
         raise NumericalError(f"the arithmetic of a fit failed ({error})") from error
+    if signature.noise.kind == "bounded":
+        yield from check_strips(signature, estimate.params, rng)
+    return estimate
 
 
 NET = Method(

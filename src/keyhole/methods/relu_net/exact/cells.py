@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +21,8 @@ CANDIDATES, FEWEST, MOST = 20, 400, 4000
 KNOWN_OFFSET = 2.0**14
 # Wide cells measured beyond the unknowns: a part of them, and at least one.
 EXTRA_CELLS = 1 / 12
+# Rounding is that of the answers on a line, unless that of the neurons that were read there is so many times as large.
+CANCELS = 8.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,14 @@ def rows_of_line(queries: TokenQueries, line: QueryLine, kinked: Kinked, cells: 
     t = (cells.centre - line.origin) @ line.direction
     errors = level * queries.rounding * kinked.growth(t) + queries.noise
     return CellEquations(active, cells.centre, cells.value, cells.gradient, errors, level * cells.error)
+
+
+def allow_for_cancelling(queries: TokenQueries, rows: CellEquations, pieces: Pieces) -> CellEquations:
+    """Equations that err by the rounding of neurons that cancel, where these are much larger than the answers."""
+    explained = queries.rounding * pieces.size(np.linalg.norm(rows.centre, axis=1))
+    factor = explained / rows.value_error
+    factor = np.where(factor > CANCELS, factor, 1.0)
+    return replace(rows, value_error=factor * rows.value_error, gradient_error=factor * rows.gradient_error)
 
 
 def solve_neurons(rows: CellEquations) -> NeuronMaps:

@@ -8,10 +8,9 @@ import numpy as np
 
 from keyhole.arrays import Floats, floats
 from keyhole.families import ReluNet
-from keyhole.methods.base import Estimate, Steps, Unrecoverable
+from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.relu_net.exact.estimate import ask_within_errors, heldout_tokens
-from keyhole.methods.relu_net.exact.queries import Pieces, TokenQueries
-from keyhole.recovery import Outcome
+from keyhole.methods.relu_net.exact.queries import TokenQueries
 
 # New tokens near the kinks.
 CHECKS = 6
@@ -24,12 +23,6 @@ OUTERMOST = 0.99
 BESIDE = 0.02
 
 
-# Places at which the rounding of answers is looked at, over steps of this part of their norm: so short that a kink is
-# between them once in 10⁷ nets of a hundred neurons. Three answers that err by a spacing, as sums mostly do, bend by a
-# twentieth of the bound of one; nets that hide nothing stayed below a quarter of it, more than all of it is too much.
-ROUGH_PLACES, ROUGH_STEP = 6, 1e-9
-
-
 @dataclass(frozen=True)
 class Depth:
     """How thoroughly a result is tested."""
@@ -40,7 +33,7 @@ class Depth:
     arcs: int  # of a circle that are looked at from both ends, not one
     heldout: int  # tokens of any length
     at_least: int  # of those and of the tokens beside kinks together
-    rough: bool = False  # whether the rounding of answers is looked at
+    strips: bool = False  # whether strips are looked for that the rounding of answers shows
 
 
 WITHOUT_HELDOUT = Depth((1000.0,), 0, 0, 0)  # for callers that ask new tokens themselves
@@ -54,7 +47,7 @@ def ask_checks(
     """The estimate, with wider radii where they were too narrow, and what is wrong with it and where, if anything is.
 
     Six tokens, and 2k beside the kinks of k neurons; LEAN: up to 20 more, at least 24; FULL: 8k, or 4k with several
-    outputs, and 30 fresh ones; `ask_roughness` asks 18 more.
+    outputs, and 30 fresh ones; `ask_strip` asks 18 more.
     """
     new = heldout_tokens(queries, scale, CHECKS, rng)
     estimate, reason, place = yield from ask_within_errors(queries, estimate, new)
@@ -76,27 +69,6 @@ def ask_checks(
     if tokens.shape[0] == 0:
         return estimate, "", None
     return (yield from ask_within_errors(queries, estimate, tokens, strict=True))
-
-
-def ask_roughness(queries: TokenQueries, pieces: Pieces, scale: float, rng: np.random.Generator) -> Steps[None]:
-    """Unrecoverable where answers err by more than the rounding of these pieces explains: 18 queries.
-
-    Neurons that cancel but in a strip show nowhere else, and yet by the rounding of what cancels.
-    """
-    x, step = rng.standard_normal((2, ROUGH_PLACES, queries.width))
-    x *= scale
-    step *= ROUGH_STEP * np.linalg.norm(x, axis=1, keepdims=True) / np.linalg.norm(step, axis=1, keepdims=True)
-    limit = OUTERMOST * queries.signature.norm_limit
-    x *= np.minimum(limit / np.linalg.norm(x, axis=1, keepdims=True), 1.0)
-    answers = (yield from queries.ask("checks", np.concatenate([x - step, x, x + step]))).reshape(3, ROUGH_PLACES, -1)
-    rough = float(np.max(np.abs(answers[0] - 2 * answers[1] + answers[2])))
-    explained = queries.noise + queries.rounding * float(np.max(pieces.size(np.linalg.norm(x, axis=1))))
-    if rough > explained:
-        raise Unrecoverable(
-            Outcome.TOO_NOISY,
-            f"answers err by about {rough:.2g}, {rough / explained:.2g} times what rounding explains in the "
-            "net that was read: neurons that cancel but in a strip may hide in it; use an oracle of higher precision",
-        )
 
 
 def _ring_of(

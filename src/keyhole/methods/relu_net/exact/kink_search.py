@@ -113,7 +113,7 @@ class KinkSearch:
         *,
         near: float | None = None,  # where most kinks are; None: anywhere up to last
         unit: float = 1.0,  # the length at which |x| starts to grow with t
-        cut: bool = False,  # whether the first two intervals meet at the origin
+        cut: float = 0.0,  # half of a piece at the origin where the first two intervals meet; 0: they are one
     ) -> None:
         self.last, self.near, self.unit = last, near, unit
         self.rounding, self.noise = rounding, noise
@@ -123,7 +123,7 @@ class KinkSearch:
         ends = [last, (1 - END) * last] if near is None else [last, last / 2, near, near / 2]
         self.points: Floats = np.concatenate([-np.array(ends), np.array(ends)[::-1]])
         if cut:
-            self.points = np.concatenate([self.points, [-CUT * unit, CUT * unit]])
+            self.points = np.concatenate([self.points, [-cut, cut]])
         self.cut = cut
         self.kinks: list[float] = []
         self.done = False

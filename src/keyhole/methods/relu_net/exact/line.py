@@ -60,7 +60,7 @@ def ask_line(
     error: float = 0.0,  # how far that may be off
     patience: float = 1.0,  # factor on tolerances
     crowd: int = OPEN_AT_FIRST,  # kinks to be expected on one line
-    cut: bool = False,  # at the origin, where a kink is to be expected nearby
+    cut: float = 0.0,  # half the length of a piece at the origin, where a kink is to be expected nearby
 ) -> Steps[Kinked]:
     """All kinks on a line; NotPiecewiseLinear where there are others than kinks."""
     search = KinkSearch(line.last, queries.rounding, queries.noise, rng, near=line.near, unit=line.unit, cut=cut)

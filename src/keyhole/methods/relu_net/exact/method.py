@@ -16,24 +16,28 @@ from keyhole.methods.relu_net.exact.bounded_norm import ask_in_ball
 from keyhole.methods.relu_net.exact.cells import (
     EXTRA_CELLS,
     CellEquations,
+    allow_for_cancelling,
     ask_wide_cells,
     pieces_of,
     rows_of_line,
     solve_neurons,
     typical_distance,
 )
-from keyhole.methods.relu_net.exact.checks import FULL, LEAN, WITHOUT_HELDOUT, ask_checks, ask_roughness
+from keyhole.methods.relu_net.exact.checks import FULL, LEAN, WITHOUT_HELDOUT, ask_checks
 from keyhole.methods.relu_net.exact.estimate import PieceErrors, estimate_net
-from keyhole.methods.relu_net.exact.kink_search import OPEN_AT_FIRST, NotPiecewiseLinear
+from keyhole.methods.relu_net.exact.kink_search import CUT, OPEN_AT_FIRST, NotPiecewiseLinear
 from keyhole.methods.relu_net.exact.line import ask_cells, ask_line, random_line
 from keyhole.methods.relu_net.exact.queries import Pieces, TokenQueries
 from keyhole.methods.relu_net.exact.several_outputs import ask_several_outputs
 from keyhole.methods.relu_net.exact.smooth import FARTHER, FARTHEST, ask_smooth
+from keyhole.methods.relu_net.exact.strips import HIDDEN, Strip, ask_strip
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
 
 # Lines tried before an oracle is said to be of another family. On each further one tolerances are wider.
 LINES = 4
+# Lines through a strip that was found.
+AFTER_STRIP = 3
 PATIENCE = 5.0
 # Exact answers tell the directions of kinks to more digits than these, unless a line met few of them well.
 VAGUE = 1e-3
@@ -74,12 +78,15 @@ def relu_net(
     queries = TokenQueries(signature)
     reason, depth = "", (FULL if polish else LEAN) if far_checks else WITHOUT_HELDOUT
     place: Floats | None = None  # where the last estimate was refuted
+    room: float | None = None  # around it without a kink, where that is known
     inside: list[Floats] = []  # of a norm bound, where estimates were refuted
     vague: Estimate[ReluNet] | None = None  # the last estimate of wide radii
+    strip: Strip | None = None  # the last that was met
     if places is not None and len(places):
         inside, depth, place = list(places), FULL, places[np.argmin(np.linalg.norm(places, axis=1))]
     farther = FARTHER
-    for attempt in range(LINES):
+    attempt, most = -1, LINES
+    while (attempt := attempt + 1) < most:
         smooth = _smooth(activation, attempt, signature)
         # Of a smooth oracle a line is all curves: where one is to be expected they are not followed far.
         crowd = CURVES if activation == "auto" and attempt == 0 else OPEN_AT_FIRST
@@ -90,17 +97,22 @@ def relu_net(
                 far, _, _, lines = yield from _ask_pieces(afar, rng, polish=False)
                 estimate, scale = yield from ask_smooth(queries, rng, far, farther, smooth, skip, lines)
             else:
-                pieces, radii, scale, lines = yield from _ask_pieces(
-                    queries, rng, polish=polish, patience=PATIENCE**attempt, crowd=crowd, through=place, places=inside
+                asked = _ask_pieces(
+                    queries, rng, polish, PATIENCE**attempt, crowd, through=place, room=room, places=inside
                 )
+                pieces, radii, scale, lines = yield from asked
                 estimate = estimate_net(queries, pieces, radii, skip, {"lines": attempt + lines, "polished": polish})
         except NotPiecewiseLinear as error:
             reason = str(error)
             continue
         checks = ask_checks(queries, estimate, scale, rng, depth)
         estimate, reason, place = yield from with_sketch(checks, estimate.sketch)
-        if not reason and not smooth and (attempt or depth.rough):
-            yield from ask_roughness(queries, pieces, scale, rng)
+        room = None
+        if not reason and not smooth and (attempt or depth.strips):
+            met = yield from ask_strip(queries, pieces, scale, rng)
+            if met is not None:
+                strip, reason, place, room = met, HIDDEN, met.token, met.apart
+                most = max(most, attempt + 1 + AFTER_STRIP)
         if not reason and (smooth or queries.noise or not _is_vague(estimate)):
             return estimate
         vague = vague if reason else estimate
@@ -108,8 +120,10 @@ def relu_net(
         depth = FULL  # an oracle of another kind must not get through by trying again
     if vague is not None:
         return vague
+    if strip is not None:
+        raise Unrecoverable(Outcome.TOO_NOISY, f"{HIDDEN} were met, and are too close to be read: {reason}")
     raise Unrecoverable(
-        Outcome.WRONG_FAMILY, f"{LINES} lines did not show a network of one hidden layer ({activation}): {reason}"
+        Outcome.WRONG_FAMILY, f"{most} lines did not show a network of one hidden layer ({activation}): {reason}"
     )
 
 
@@ -143,11 +157,12 @@ def _check_options(polish: Any, activation: Any, skip: Any, signature: Signature
 def _ask_pieces(
     queries: TokenQueries,
     rng: np.random.Generator,
-    *,
     polish: bool,
     patience: float = 1.0,
     crowd: int = OPEN_AT_FIRST,
+    *,
     through: Floats | None = None,
+    room: float | None = None,
     places: Sequence[Floats] = (),
 ) -> Steps[tuple[Pieces, PieceErrors, float, int]]:
     """Pieces, their radii, the typical distance of a kink from the origin and the number of lines that were asked.
@@ -162,12 +177,14 @@ def _ask_pieces(
         # What was refuted at some token has kinks beside it that cancel farther away.
         line, lines = random_line(queries, rng, through), 1
         unit = line.unit
-        kinked = yield from ask_line(queries, line, rng, patience=patience, crowd=crowd, cut=through is not None)
+        cut = 0.0 if through is None else room or CUT * unit
+        kinked = yield from ask_line(queries, line, rng, patience=patience, crowd=crowd, cut=cut)
         if kinked.slope.shape[1] > 1:
             return *(yield from ask_several_outputs(queries, line, kinked, rng, polish)), lines
         cells = yield from ask_cells(queries, line, kinked, np.arange(kinked.kinks.size + 1), rng)
         rows = rows_of_line(queries, line, kinked, cells)
         towards = np.tile(line.direction, (kinked.kinks.size, 1))
+    rows = allow_for_cancelling(queries, rows, pieces_of(solve_neurons(rows), towards))
     jumps = solve_neurons(rows)
     pieces = pieces_of(jumps, towards)
     scale = min(typical_distance(pieces, jumps.radii.level, unit), unit)
