@@ -247,6 +247,9 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
     half = half_precision(task.signature)  # all arithmetic may have had as few digits as the answers
     if outcome is Outcome.WRONG_FAMILY and (half is not None or not method.takes(noise)):
         outcome, message = Outcome.TOO_NOISY, behind_noise(message, half or noise)
+    elif outcome is Outcome.NOT_IDENTIFIABLE and half is not None and _may_hide(task.signature):
+        outcome = Outcome.TOO_NOISY
+        message += f"; or the rounding of answers to {half.name} hides it: use an oracle of higher precision"
     elif outcome is Outcome.TOO_NOISY and half is not None:
         message += (
             f"; answers have the precision of {half.name}: ask the layer in float32, which is read, or in float64"
@@ -257,6 +260,11 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
     bound = estimate.counting_bound
     ended = Attempt(method.name, outcome, message, estimate.params, certificate, bound, details, cause)
     return replace(ended, refuted=refuted)
+
+
+def _may_hide(signature: Signature) -> bool:
+    """Whether more may be in an oracle than short digits show: sequences that are too short show no more in any."""
+    return signature.alphabet is None and (signature.max_length is None or signature.max_length > 2)
 
 
 def _check_labels(method: Method, signature: Signature) -> None:
