@@ -250,7 +250,7 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
     elif outcome is Outcome.NOT_IDENTIFIABLE and half is not None and _may_hide(task.signature):
         outcome = Outcome.TOO_NOISY
         message += f"; or the rounding of answers to {half.name} hides it: use an oracle of higher precision"
-    elif outcome is Outcome.TOO_NOISY and half is not None:
+    elif outcome in (Outcome.TOO_NOISY, Outcome.SATURATED) and half is not None:
         message += (
             f"; answers have the precision of {half.name}: ask the layer in float32, which is read, or in float64"
         )
@@ -270,9 +270,10 @@ def _may_hide(signature: Signature) -> bool:
 def _check_labels(method: Method, signature: Signature) -> None:
     """Unrecoverable where a method takes labels for numbers."""
     if signature.answers == "labels" and method.answers != "labels":
-        raise Unrecoverable(
-            Outcome.WRONG_FAMILY, "the box answers with labels: use method labels, which is for such, or auto"
-        )
+        remedy = "use method labels, which is for such, or auto"
+        if signature.alphabet is not None:
+            remedy = "no method reads labels of an alphabet, so ask for numbers"
+        raise Unrecoverable(Outcome.WRONG_FAMILY, f"the box answers with labels: {remedy}")
 
 
 def check_alphabet(method: Method, signature: Signature) -> None:

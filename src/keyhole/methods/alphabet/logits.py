@@ -92,7 +92,7 @@ class LogitTable:
         count = int(min(self.values.rank, self.longest - 1))
         while count > 1 and letters.size:  # fewer tokens are told apart the better
             yield from self._ask_blocks(places, letters, count)
-            poor = self.errors[places, letters] > self.good
+            poor = self.errors[places, letters] > self.stepped
             places, letters, count = places[poor], letters[poor], count // 2
         if letters.size:
             yield from self._ask_beside(places, letters, np.full(letters.size, -1, dtype=np.int64))
@@ -131,7 +131,7 @@ class LogitTable:
             sure = (weights > 2 * error) & (rest > 2 * whole)
             safe, other = np.where(sure, weights, 0.5), np.where(sure, rest, 0.5)
             errors = np.where(sure, 2 * (error / safe + whole / other), np.inf)
-            good = errors <= self.good
+            good = errors <= self.stepped
             kept, seen = np.broadcast_to(where[:, None], members.shape)[good], members[good]
             self.logits[kept, seen], self.errors[kept, seen] = np.log(safe / other)[good], errors[good]
 

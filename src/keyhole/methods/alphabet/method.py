@@ -37,7 +37,12 @@ class Score:
     bias_radius: Floats | None
 
 
-def alphabet(signature: Signature, rng: np.random.Generator) -> Steps[Estimate[SingleHead]]:
+def alphabet(
+    signature: Signature,
+    rng: np.random.Generator,
+    *,
+    budget: float = np.inf,  # noqa: ARG001 - it cannot do with fewer
+) -> Steps[Estimate[SingleHead]]:
     """Score and value of f(X) = Σ_i softmax_i(x_iᵀ·W·x_N + x_iᵀ·c)·x_iᵀ·V + b as far as tokens e_1, …, e_m show them.
 
     Determined are V on the span of the tokens and W on D × span, D the span of their differences, if the values of the
@@ -143,6 +148,7 @@ ALPHABET = Method(
     summary="one softmax head whose tokens are the rows of a finite alphabet",
     run=alphabet,
     families=("single-head",),
+    takes_noise=("exact", "bounded", "rounded"),
     last_only=True,
     of_alphabet=True,
 )
