@@ -15,6 +15,7 @@ import keyhole as kh
 from benchmarks.support.rows import markdown
 
 WIDTH, HEADS = 64, 4
+PLACES = ("last", "all")
 # Other sequences of N(0, 1) tokens that errors are taken over, and where they are silent if certified.
 OTHERS, LENGTH, WRONG = 64, 12, 1e-6
 
@@ -34,19 +35,19 @@ class Run:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--positions", choices=PLACES, nargs="+", default=PLACES, help="where the layer is observed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
 
 
 def table(arguments: argparse.Namespace) -> str:
     for library in ("OPENBLAS", "OMP", "MKL"):  # processes share the cores, not threads of each
         os.environ[f"{library}_NUM_THREADS"] = "1"
-    tasks = [
-        (seed, place) for place in ("last", "all") for seed in range(arguments.first, arguments.first + arguments.seeds)
-    ]
+    places = arguments.positions
+    tasks = [(seed, place) for place in places for seed in range(arguments.first, arguments.first + arguments.seeds)]
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
         runs = list(pool.map(recovered, *zip(*tasks, strict=True), chunksize=4))
     count = arguments.seeds
-    rows = [row(place, runs[number * count :][:count]) for number, place in enumerate(("last", "all"))]
+    rows = [row(place, runs[number * count :][:count]) for number, place in enumerate(places)]
     columns = [
         "positions",
         "certified",

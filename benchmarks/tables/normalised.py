@@ -92,7 +92,7 @@ def _model_row(layer: int) -> Row:
         seconds = time.process_time() - start
         results.append(result)
         if isinstance(result.params, kh.NormAfter):
-            scores, values = _errors(result.params.attention.inner, minilm.attention(path, layer))
+            scores, values = _errors(result.params.attention.attention, minilm.attention(path, layer))
             gain = float(np.max(np.abs(floats(result.params.gain) / floats(norm.weight) - 1)))
             tokens = oracle.signature.space.asarray(np.random.default_rng(seed).standard_normal((*FRESH, minilm.WIDTH)))
             expected = floats(oracle(tokens))

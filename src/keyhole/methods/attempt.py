@@ -138,11 +138,14 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
         task = replace(better, budget=ledger.left)
         first = yield from with_number(attempt(method, task, Ledger(task.budget)), first.number + 1)
     task = replace(task, places=None)
-    if first.certified or task.signature.noise.kind != "exact" or first.outcome in NOT_FOR_NOISE:
+    unseen = task.signature.alphabet is not None  # of others, auto looks at digits before it chooses a method
+    if first.certified and not unseen or task.signature.noise.kind != "exact" or first.outcome in NOT_FOR_NOISE:
         return first
     of_labels = task.signature.answers == "labels"
     digits = NoiseEstimate(Noise.exact()) if of_labels else ledger.digits(task.signature)
     seen = digits.noise.as_found()
+    if first.certified and seen.kind == "exact":
+        return first
     known, details = task, noise_details(seen, digits.evidence, 0)
     if seen.kind != "exact":
         known = replace(task, signature=task.signature.with_changes(noise=seen))
@@ -264,7 +267,8 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
 
 def _may_hide(signature: Signature) -> bool:
     """Whether more may be in an oracle than short digits show: sequences that are too short show no more in any."""
-    return signature.alphabet is None and (signature.max_length is None or signature.max_length > 2)
+    one = signature.alphabet is not None and signature.alphabet.size == 1
+    return not one and (signature.max_length is None or signature.max_length > 2)
 
 
 def _check_labels(method: Method, signature: Signature) -> None:

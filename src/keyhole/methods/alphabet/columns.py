@@ -10,7 +10,7 @@ from scipy.linalg import orth
 from keyhole.arrays import Booleans, Floats, Integers
 from keyhole.gauge.identifiability import AlphabetSpan
 from keyhole.methods.alphabet.logits import LogitTable
-from keyhole.methods.alphabet.values import TokenValues, pivots
+from keyhole.methods.alphabet.values import TokenValues, combined, pivots
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
@@ -62,7 +62,7 @@ class _ColumnReader:
         if known is not None:
             size = float(np.sqrt(np.mean(np.sum(self.tokens**2, axis=1))))
             self.tokens = np.column_stack([self.tokens, np.full(len(self.tokens), size)])
-        self.rounding = signature.space.rounding
+        self.signature, self.rounding = signature, signature.space.rounding
 
     def steps(self, lasts: Integers) -> Steps[Columns]:
         """Read beside last tokens that drown little, and beside others where that was not enough."""
@@ -242,7 +242,7 @@ class _ColumnReader:
         inverse = np.linalg.pinv(rows / errors[:, None])
         keys = inverse @ (logits / errors)
         solving = self.rounding * float(np.linalg.cond(rows)) * float(np.max(np.abs(keys)))
-        return keys, np.linalg.norm(inverse, axis=1) + solving
+        return keys, combined(inverse, np.ones(len(errors)), self.signature) + solving
 
 
 def farthest(rows: Floats, known: Integers, spare: Integers, count: int) -> Integers:  # -> (count,) places in spare

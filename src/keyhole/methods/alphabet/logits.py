@@ -126,9 +126,12 @@ class LogitTable:
             rest = 1 - np.sum(weights, axis=1, keepdims=True)
             own = self._rounding(members, np.full(members.shape, -1), ends[:, None] + 0 * members) + asked.radius
             own = own + self._share_of_last(where)[:, None]
-            error = np.max(own, axis=1, keepdims=True) * np.linalg.norm(inverse, axis=1)
+            largest = np.max(own, axis=1, keepdims=True)
+            error = largest * np.linalg.norm(inverse, axis=1)
             whole = np.linalg.norm(error, axis=1, keepdims=True)
-            sure = (weights > 2 * error) & (rest > 2 * whole)
+            # Tokens whose values are dependent beside the last one's have shares that no answer tells.
+            told = np.linalg.matrix_rank(ways, tol=largest[:, 0] / UNREADABLE) == ways.shape[1]
+            sure = (weights > 2 * error) & (rest > 2 * whole) & told[:, None]
             safe, other = np.where(sure, weights, 0.5), np.where(sure, rest, 0.5)
             errors = np.where(sure, 2 * (error / safe + whole / other), np.inf)
             good = errors <= self.stepped
