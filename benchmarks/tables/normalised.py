@@ -1,4 +1,4 @@
-"""Heads behind a norm, and heads with a residual and LayerNorm behind them: random weights of two sizes, and MiniLM's."""
+"""Heads behind a norm, and heads with a residual and LayerNorm behind them: random weights, and those of MiniLM."""
 
 from __future__ import annotations
 
@@ -66,13 +66,11 @@ def table(kept: Kept) -> str:
         for place, heads, groups, width, size in CASES
     }
     random = markdown(columns, kept.rows_of("blocks", measured))
-    layers = {
-        f"BertAttention, layer {layer}": lambda layer=layer: _model_row(layer) for layer in range(minilm.LAYERS)
-    }
+    layers = {f"BertAttention, layer {layer}": lambda layer=layer: _model_row(layer) for layer in range(minilm.LAYERS)}
     named = ["layer", "certified", "queries", "scores", "values", "gain", "fresh answers off by", "processor seconds"]
     trained = markdown(named, kept.rows_of("MiniLM", layers)) if minilm.weights() is not None else minilm.MISSING
     said = (
-        f"The complete `BertAttention` of all-MiniLM-L6-v2 in float64 (heads, residual and LayerNorm behind it), {SEEDS} "
+        f"The complete `BertAttention` of all-MiniLM-L6-v2 in float64 (heads, residual and LayerNorm behind), {SEEDS} "
         "seeds each, by method `auto`; relative Frobenius errors of the worst head, of values but for the mean over "
         "outputs, which no answer shows, and of the gain; all figures are the most:"
     )

@@ -139,7 +139,7 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
         first = yield from with_number(attempt(method, task, Ledger(task.budget)), first.number + 1)
     task = replace(task, places=None)
     unseen = task.signature.alphabet is not None  # of others, auto looks at digits before it chooses a method
-    if first.certified and not unseen or task.signature.noise.kind != "exact" or first.outcome in NOT_FOR_NOISE:
+    if (first.certified and not unseen) or task.signature.noise.kind != "exact" or first.outcome in NOT_FOR_NOISE:
         return first
     of_labels = task.signature.answers == "labels"
     digits = NoiseEstimate(Noise.exact()) if of_labels else ledger.digits(task.signature)

@@ -497,7 +497,7 @@ class _Auto:
         noise = Noise.dtype("float32") if coarse else self.noise
         likely = self.known.get("diagnosis") in FAMILIES or self.bends or len(self.task.hints) > 0
         named = noise.kind == "dtype" and likely
-        if last.outcome in (Outcome.WRONG_FAMILY, Outcome.NOT_IDENTIFIABLE) and self.too_coarse is not None:
+        if last.outcome in MAY_BE_ANOTHER_FAMILY and self.too_coarse is not None:
             last = replace(last, outcome=Outcome.TOO_NOISY, message=self.too_coarse.message)
         if last.outcome is Outcome.WRONG_FAMILY and (named or noise.hides_families):
             last = replace(last, outcome=Outcome.TOO_NOISY, message=behind_noise(last.message, noise))
