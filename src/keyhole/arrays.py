@@ -55,7 +55,8 @@ def to_numpy(array: Array) -> npt.NDArray[Any]:
     if isinstance(array, np.ndarray):
         return array
     if array_api_compat.is_torch_array(array):
-        return np.asarray(array.detach().cpu().numpy())
+        plain = array.detach().cpu()
+        return np.asarray((plain.float() if str(plain.dtype) == "torch.bfloat16" else plain).numpy())  # NumPy has none
     if array_api_compat.is_cupy_array(array):
         return np.asarray(array.get())
     return np.asarray(array)

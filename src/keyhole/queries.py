@@ -32,6 +32,7 @@ PLAN_VERSION = 1
 # Structures of sequences in which few different tokens occur, each of them often.
 FEW = ("repeated", "clusters", "near", "zeros")
 MATRIX = 2  # dimensions
+REAL = "buif"  # kinds of NumPy's dtypes that are real numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +44,12 @@ class Alphabet:
     @classmethod
     def of(cls, rows: Array, space: Space, width: int) -> Alphabet:
         """The alphabet of given rows; UsageError for what is none."""
+        try:
+            kind = to_numpy(rows).dtype.kind
+        except ValueError:  # rows of several lengths
+            kind = "O"
+        if kind not in REAL:
+            raise UsageError(f"alphabet must have tokens of {width} real numbers as rows")
         made = space.asarray(rows)
         if made.ndim != MATRIX or made.shape[0] < 1 or made.shape[1] != width:
             raise UsageError(f"alphabet must have tokens of {width} numbers as rows, not the shape {tuple(made.shape)}")

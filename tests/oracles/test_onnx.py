@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,9 @@ def test_any_dtype(path: Path, dtype: Any, tolerance: float) -> None:
     np.testing.assert_allclose(oracle(question()), TRUTH(question()), rtol=0, atol=tolerance)
     assert oracle.signature.space.eps == np.finfo(dtype).eps
     assert oracle(question()).dtype == (np.float32 if dtype is np.float16 else dtype)
+    long = 1e6 * question()  # beyond float16: infinity, without a warning
+    with pytest.raises(kh.errors.NonFiniteAnswer) if dtype is np.float16 else nullcontext():
+        oracle(long)
 
 
 def test_one_row_per_sequence(path: Path) -> None:
@@ -85,6 +89,8 @@ def test_repeated_tokens_make_up_a_fixed_length(path: Path, positions: Any) -> N
         oracle(question(length=4))
     with pytest.raises(UsageError, match="export it for 12 tokens, which 1 to 4 divide"):
         kh.OnnxOracle(write(path, graph(length=5)), repeat=True)
+    with pytest.raises(UsageError, match=r"only 1 to 3 make up when repeated, not 4: export it for 12"):
+        kh.OnnxOracle(write(path, graph(length=6)), repeat=True, max_length=4)
     assert kh.recover(kh.OnnxOracle(write(path, graph(length=12)), repeat=True), throw=False).certified
 
 
@@ -208,6 +214,7 @@ def simple(shape: Any = ("batch", "length", WIDTH), kind: int = onnx.TensorProto
 OPEN = ("batch", "length", "width")
 REFUSED: list[tuple[str, Any, dict[str, Any], type[kh.KeyholeError], str]] = [
     ("a mask", simple(inputs=["mask"]), {}, UsageError, "wants mask besides tokens.*as constants"),
+    ("self-attention", simple(inputs=["key"], shape=[1]), {}, UsageError, r"If all are the same.*layer\(x, x, x\)"),
     ("token numbers", simple(kind=onnx.TensorProto.INT64), {}, UsageError, "export the part behind the embedding"),
     ("two axes", simple(shape=("length", WIDTH)), {}, WrongShape, r"not \(batch, length, width\)"),
     ("two outputs", simple(outputs=["one", "two"]), {}, UsageError, "output= one of one, two"),

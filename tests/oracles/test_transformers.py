@@ -286,6 +286,18 @@ def test_arithmetic_in_float32_inside_is_known_and_widened() -> None:
             kh.TransformersOracle(model, 0, **options)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("part", ["attention", "attention-block"])
+def test_layers_of_short_dtypes_open_and_are_admitted(part: str, dtype: str) -> None:
+    """What is read behind float64 only ends TOO_NOISY, whatever a method takes it for; long tokens overflow float16."""
+    oracle = kh.TransformersOracle(model_of("llama"), 0, part, dtype=dtype)
+    assert oracle.signature.space.eps == torch.finfo(getattr(torch, dtype)).eps
+    result = kh.recover(oracle, throw=False)
+    infinite = dtype == "float16" and result.outcome is kh.Outcome.ORACLE_FAILED
+    assert infinite or result.outcome is kh.Outcome.TOO_NOISY, result.message
+    assert dtype != "float32" or "form rotary" in result.message
+
+
 @pytest.mark.parametrize(
     ("name", "parts"),
     [

@@ -138,11 +138,14 @@ def attempt_twice(method: Method, task: Task) -> Steps[Attempt]:
         task = replace(better, budget=ledger.left)
         first = yield from with_number(attempt(method, task, Ledger(task.budget)), first.number + 1)
     task = replace(task, places=None)
-    if first.certified or task.signature.noise.kind != "exact" or first.outcome in NOT_FOR_NOISE:
+    unseen = task.signature.alphabet is not None  # of others, auto looks at digits before it chooses a method
+    if (first.certified and not unseen) or task.signature.noise.kind != "exact" or first.outcome in NOT_FOR_NOISE:
         return first
     of_labels = task.signature.answers == "labels"
     digits = NoiseEstimate(Noise.exact()) if of_labels else ledger.digits(task.signature)
     seen = digits.noise.as_found()
+    if first.certified and seen.kind == "exact":
+        return first
     known, details = task, noise_details(seen, digits.evidence, 0)
     if seen.kind != "exact":
         known = replace(task, signature=task.signature.with_changes(noise=seen))
@@ -247,7 +250,10 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
     half = half_precision(task.signature)  # all arithmetic may have had as few digits as the answers
     if outcome is Outcome.WRONG_FAMILY and (half is not None or not method.takes(noise)):
         outcome, message = Outcome.TOO_NOISY, behind_noise(message, half or noise)
-    elif outcome is Outcome.TOO_NOISY and half is not None:
+    elif outcome is Outcome.NOT_IDENTIFIABLE and half is not None and _may_hide(task.signature):
+        outcome = Outcome.TOO_NOISY
+        message += f"; or the rounding of answers to {half.name} hides it: use an oracle of higher precision"
+    elif outcome in (Outcome.TOO_NOISY, Outcome.SATURATED) and half is not None:
         message += (
             f"; answers have the precision of {half.name}: ask the layer in float32, which is read, or in float64"
         )
@@ -259,12 +265,19 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
     return replace(ended, refuted=refuted)
 
 
+def _may_hide(signature: Signature) -> bool:
+    """Whether more may be in an oracle than short digits show: sequences that are too short show no more in any."""
+    one = signature.alphabet is not None and signature.alphabet.size == 1
+    return not one and (signature.max_length is None or signature.max_length > 2)
+
+
 def _check_labels(method: Method, signature: Signature) -> None:
     """Unrecoverable where a method takes labels for numbers."""
     if signature.answers == "labels" and method.answers != "labels":
-        raise Unrecoverable(
-            Outcome.WRONG_FAMILY, "the box answers with labels: use method labels, which is for such, or auto"
-        )
+        remedy = "use method labels, which is for such, or auto"
+        if signature.alphabet is not None:
+            remedy = "no method reads labels of an alphabet, so ask for numbers"
+        raise Unrecoverable(Outcome.WRONG_FAMILY, f"the box answers with labels: {remedy}")
 
 
 def check_alphabet(method: Method, signature: Signature) -> None:

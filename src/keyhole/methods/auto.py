@@ -36,7 +36,7 @@ from keyhole.methods.attempt import (
 from keyhole.methods.base import Found, Method, Steps, Unrecoverable
 from keyhole.methods.diagnosis.diagnose import CONSTANT, FAMILIES, UNKNOWN, Diagnosis, diagnose
 from keyhole.methods.diagnosis.parts import of_naming, with_parts
-from keyhole.methods.diagnosis.triage import Evidence, ask_slight_bend, triage
+from keyhole.methods.diagnosis.triage import BENT, ONE_TOKEN, Evidence, ask_slight_bend, triage
 from keyhole.methods.examination import LEAST_NUMBERS
 from keyhole.methods.noise_estimation.measure import coarseness
 from keyhole.methods.parts.naming.ask_parts import Naming, ask_parts
@@ -138,6 +138,7 @@ class _Auto:
         self.known: dict[str, Any] = {}  # what details say, whichever attempt is the last
         self.naming: Naming | None = None  # of the parts of one head, where they were looked for
         self.bends = False  # whether single tokens were answered by a bent map
+        self.too_coarse: Attempt | None = None  # with the parts that hints name, behind answers of too few digits
         self.unmeasured: Task | None = None  # before errors were measured that an oracle may not have
 
     def steps(self) -> Steps[Attempt]:
@@ -182,6 +183,9 @@ class _Auto:
                         continue
                     if last.certified or last.outcome in FINAL or _told(last):
                         return last
+                    if last.outcome is Outcome.TOO_NOISY and self.too_coarse is None:
+                        names = ", ".join(f"{name} {part}" for name, part in hint.items() if isinstance(part, str))
+                        self.too_coarse = replace(last, message=f"its owner hints at {names}: {last.message}")
         return None
 
     def _parts_first(self, evidence: Evidence) -> Steps[Attempt | None]:
@@ -229,6 +233,7 @@ class _Auto:
             ended = last or Attempt(NAME, Outcome.WRONG_FAMILY, NOTHING_FITS)
             return self._result(replace(ended, outcome=ending(error), message=str(error), cause=error))
         self.known |= {"diagnosis": diagnosis.family, "diagnosis_findings": diagnosis.summary()["findings"]}
+        self.bends |= diagnosis.found(ONE_TOKEN) == BENT
         if self.noise.kind == "exact" and diagnosis.noise.kind != "exact":  # too small for the queries of triage
             evidence_of = {finding.what: finding.evidence for finding in diagnosis.findings}
             self._allow_for_noise(diagnosis.noise.as_found(), evidence_of["noise"], 0)
@@ -486,11 +491,14 @@ class _Auto:
     def _result(self, last: Attempt) -> Attempt:
         """The last attempt with details of the others, in the simplest family that holds its parameters."""
         first = self.attempts[0].method if self.attempts else last.method
-        # Of float32 answers, which most models have, only what looks like a family that methods recover, or like a net,
-        # whose kinks rounding hides.
-        coarse = self.noise.kind == "exact" and self.task.signature.space.spacing >= FLOAT32
+        # Of float32 answers, which most models have, only what looks like a family that methods recover, or like a net
+        # or a norm, whose bends rounding hides, or what has parts by its owner's hints.
+        coarse = self.noise.kind == "exact" and self.task.signature.space.eps >= FLOAT32
         noise = Noise.dtype("float32") if coarse else self.noise
-        named = noise.kind == "dtype" and (self.known.get("diagnosis") in FAMILIES or self.bends)
+        likely = self.known.get("diagnosis") in FAMILIES or self.bends or len(self.task.hints) > 0
+        named = noise.kind == "dtype" and likely
+        if last.outcome in MAY_BE_ANOTHER_FAMILY and self.too_coarse is not None:
+            last = replace(last, outcome=Outcome.TOO_NOISY, message=self.too_coarse.message)
         if last.outcome is Outcome.WRONG_FAMILY and (named or noise.hides_families):
             last = replace(last, outcome=Outcome.TOO_NOISY, message=behind_noise(last.message, noise))
         details = {**self.known, **({"tried_first": first} if len(self.attempts) > 1 else {})}

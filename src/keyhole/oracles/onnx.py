@@ -81,6 +81,12 @@ class OnnxOracle(Oracle):
         if self._dtype is np.float16:  # libraries solve nothing in it: methods work in float32, and know its digits
             space = replace(space, coarse=float(np.finfo(np.float16).eps))
         own_length = self._length if self._length is None or not repeat else _divisors(self._length, self._who)
+        if repeat and own_length is not None and (max_length or 0) > own_length:
+            raise UsageError(
+                f"{self._who} takes sequences of {self._length} tokens, which only 1 to {own_length} make up when "
+                f"repeated, not {max_length}: export it for {FIXED} tokens, which 1 to 4 divide, or with a dynamic "
+                f"length, {DYNAMIC}"
+            )
         max_length = min((each for each in (max_length, own_length) if each is not None), default=None)
         observed: Literal["last", "all"] = "all" if place is None else "last"
         self.signature = Signature(width, space, max_norm, max_length, observed, Noise.of(noise), batch_limit, answers)
@@ -116,7 +122,8 @@ class OnnxOracle(Oracle):
         count, step = tokens.shape[0], self._batch or max(1, tokens.shape[0])
         pieces = []
         for start in range(0, count, step):
-            piece = np.ascontiguousarray(tokens[start : start + step], dtype=self._dtype)
+            with np.errstate(over="ignore"):  # too long a token is infinity in float16, and is answered as such
+                piece = np.ascontiguousarray(tokens[start : start + step], dtype=self._dtype)
             short = (self._batch or 0) - piece.shape[0]
             if short > 0:
                 piece = np.concatenate([piece, np.zeros((short, *piece.shape[1:]), dtype=self._dtype)])
@@ -169,12 +176,16 @@ def _tokens(inputs: Sequence[Any], name: str | None, who: str) -> Any:
     if not chosen:
         raise UsageError(f"{who} has no input {name!r}; it has {listed or 'none'}")
     others = [each.name for each in inputs if each is not chosen[0]]
-    if others:
-        raise UsageError(
-            f"{who} wants {', '.join(others)} besides tokens; its inputs: {listed}. Export it with the others, such as "
-            "a mask, as constants"
-        )
     tokens = chosen[0]
+    if others:
+        alike = all((each.type, each.shape) == (tokens.type, tokens.shape) for each in inputs)
+        remedy = (
+            "If all are the same tokens, as in self-attention, export a module that hands them on: "
+            "forward(x) returning layer(x, x, x)[0]"
+            if alike
+            else "Export it with the others, such as a mask, as constants"
+        )
+        raise UsageError(f"{who} wants {', '.join(others)} besides tokens; its inputs: {listed}. {remedy}")
     if tokens.type not in DTYPES:
         raise UsageError(
             f"{who} takes {tokens.type}, not vectors of {', '.join(np.dtype(each).name for each in DTYPES.values())}: "

@@ -99,8 +99,8 @@ def observe(
         if _apart(outputs[0][:1, ...], _ask(model, tokens[0][:1, ...], who, remedy), signature):
             raise UsageError(
                 f"{who} answers a sequence differently when others are in its batch: if it wants "
-                "(length, batch, width), say batch_first=False, or export it with the batch in front; no method "
-                "expects a box that mixes sequences"
+                "(length, batch, width), say so of a module (batch_first=False), or export it with the batch in front; "
+                "no method expects a box that mixes sequences"
             )
     return Observed(place, everywhere)
 

@@ -154,6 +154,48 @@ def test_several_heads_are_admitted() -> None:
     assert not kh.recover(kh.FunctionOracle(layer, width=6, alphabet=rows), throw=False).certified
 
 
+def dependent(kind: str, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """Tokens, and values of which some are the same or dependent beside that of another."""
+    rows, value = rng.standard_normal((10, 8)), rng.standard_normal((8, 3))
+    if kind == "duplicates":
+        return np.concatenate([rows, rows[:3]]), value
+    if kind == "a zero token":
+        return np.concatenate([rows[:3], np.zeros((1, 8))]), value
+    return rng.integers(-2, 3, (20, 8)).astype(float), rng.integers(-1, 2, (8, 3)).astype(float)
+
+
+@pytest.mark.parametrize("kind", ["duplicates", "a zero token", "whole numbers"])
+def test_tokens_of_dependent_values(kind: str) -> None:
+    """A share that no answer tells is not taken for a faint one."""
+    for seed in range(6):
+        rng = np.random.default_rng([32 + seed, 10])
+        rows, value = dependent(kind, rng)
+        head = kh.SingleHead(rng.standard_normal((8, 8)) / 12, value, rng.standard_normal(8) / 6, np.ones(3))
+        result = kh.recover(kh.FunctionOracle(head, width=8, alphabet=rows), throw=False)
+        assert result.certified, result.message
+        assert is_inside(result, head, rows)
+
+
+@pytest.mark.parametrize("words", ["", "rounded:6"])
+def test_decimals_widen_radii_where_they_are_not_declared_too(words: str) -> None:
+    for seed in range(4):
+        rng = np.random.default_rng([seed, 10])
+        rows = rows_of("full" if seed % 2 else "double", 7, rng)  # as many tokens as dimensions: each is asked alone
+        head = head_of(rows, rng, 2.0)
+        oracle = kh.FunctionOracle(
+            lambda x, head=head: np.round(head(x), 6), width=7, alphabet=rows, noise=words or None
+        )
+        result = kh.recover(oracle, throw=False)
+        assert result.outcome is not kh.Outcome.WRONG_FAMILY, result.message
+        assert not result.certified or is_inside(result, head, rows)
+
+
+@pytest.mark.parametrize("rows", [[["a", "b", "c"]], np.ones((2, 3)) * 1j, [[1, 2], [1]], [[None] * 3]])
+def test_an_alphabet_of_no_numbers(rows: Any) -> None:
+    with pytest.raises(UsageError, match="3 real numbers as rows"):
+        kh.FunctionOracle(lambda tokens: tokens[:, 0, 0], width=3, alphabet=rows)
+
+
 def test_no_other_token_is_sent() -> None:
     rows = np.random.default_rng(7).standard_normal((4, 3))
     head = head_of(rows, np.random.default_rng(7), 1.0)

@@ -10,7 +10,7 @@ from scipy.linalg import orth
 from keyhole.arrays import Booleans, Floats, Integers
 from keyhole.gauge.identifiability import AlphabetSpan
 from keyhole.methods.alphabet.logits import LogitTable
-from keyhole.methods.alphabet.values import TokenValues, pivots
+from keyhole.methods.alphabet.values import TokenValues, combined, pivots
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
@@ -58,7 +58,11 @@ class _ColumnReader:
     ) -> None:
         self.known = np.zeros(0, dtype=np.int64) if known is None else known
         self.span, self.values, self.table = span, values, LogitTable(signature, values)
-        self.rounding = signature.space.rounding
+        self.tokens = span.rows @ span.span  # last tokens are to be independent; beside known ones, with a constant
+        if known is not None:
+            size = float(np.sqrt(np.mean(np.sum(self.tokens**2, axis=1))))
+            self.tokens = np.column_stack([self.tokens, np.full(len(self.tokens), size)])
+        self.signature, self.rounding = signature, signature.space.rounding
 
     def steps(self, lasts: Integers) -> Steps[Columns]:
         """Read beside last tokens that drown little, and beside others where that was not enough."""
@@ -151,25 +155,28 @@ class _ColumnReader:
         return np.setdiff1d(np.arange(len(self.span.rows)), np.union1d(self.table.lasts, self.known))
 
     def _ask_beside(self, places: Integers, most: int | None = None) -> Steps[None]:
-        """The tokens that span all, or some of them, beside last ones."""
-        letters = self.values.chosen[:most]
-        pairs = [(place, letter) for place in places for letter in letters if letter != self._last(place)]
+        """The tokens that span all, or as many of them, beside last ones."""
+        others = {place: self.values.chosen[self.values.chosen != self._last(place)][:most] for place in places}
+        pairs = [(place, letter) for place, letters in others.items() for letter in letters]
         where, beside = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         yield from self.table.ask(where, beside)
 
     def _ask_others(self, usable: Integers, spare: Integers, wanted: int) -> Steps[Integers]:
         """Places of further last tokens: of some that a few tokens stand beside, those that drown the fewest."""
-        tokens = self.span.rows @ self.span.span
-        spare = spare[farthest(tokens, self.table.lasts[usable], spare, min(CANDIDATES * wanted, spare.size))]
+        known = np.concatenate([self.known, self.table.lasts[usable]])
+        spare = spare[farthest(self.tokens, known, spare, min(CANDIDATES * wanted, spare.size))]
         places = yield from self._ask_looks(spare)
         places = places[[not self._drowns(place) for place in places]]
         drowned = np.sum(self.table.below[places], axis=1)
         places = places[np.argsort(drowned, kind="stable")][: 2 * wanted]
-        return places[farthest(tokens, self.table.lasts[usable], self.table.lasts[places], min(wanted, places.size))]
+        return places[farthest(self.tokens, known, self.table.lasts[places], min(wanted, places.size))]
 
     def _rank(self, places: Integers) -> int:
-        """Independent last tokens among these."""
-        return int(np.linalg.matrix_rank(self.span.rows[self.table.lasts[places]])) if places.size else 0
+        """Independent last tokens among these, of each other and of known ones."""
+        if not places.size:
+            return 0
+        known, both = self.tokens[self.known], np.concatenate([self.known, self.table.lasts[places]])
+        return int(np.linalg.matrix_rank(self.tokens[both]) - (np.linalg.matrix_rank(known) if len(known) else 0))
 
     def _last(self, place: int) -> int:
         return int(self.table.lasts[place])
@@ -235,7 +242,7 @@ class _ColumnReader:
         inverse = np.linalg.pinv(rows / errors[:, None])
         keys = inverse @ (logits / errors)
         solving = self.rounding * float(np.linalg.cond(rows)) * float(np.max(np.abs(keys)))
-        return keys, np.linalg.norm(inverse, axis=1) + solving
+        return keys, combined(inverse, np.ones(len(errors)), self.signature) + solving
 
 
 def farthest(rows: Floats, known: Integers, spare: Integers, count: int) -> Integers:  # -> (count,) places in spare

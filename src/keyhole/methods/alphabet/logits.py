@@ -92,7 +92,7 @@ class LogitTable:
         count = int(min(self.values.rank, self.longest - 1))
         while count > 1 and letters.size:  # fewer tokens are told apart the better
             yield from self._ask_blocks(places, letters, count)
-            poor = self.errors[places, letters] > self.good
+            poor = self.errors[places, letters] > self.stepped
             places, letters, count = places[poor], letters[poor], count // 2
         if letters.size:
             yield from self._ask_beside(places, letters, np.full(letters.size, -1, dtype=np.int64))
@@ -126,12 +126,15 @@ class LogitTable:
             rest = 1 - np.sum(weights, axis=1, keepdims=True)
             own = self._rounding(members, np.full(members.shape, -1), ends[:, None] + 0 * members) + asked.radius
             own = own + self._share_of_last(where)[:, None]
-            error = np.max(own, axis=1, keepdims=True) * np.linalg.norm(inverse, axis=1)
+            largest = np.max(own, axis=1, keepdims=True)
+            error = largest * np.linalg.norm(inverse, axis=1)
             whole = np.linalg.norm(error, axis=1, keepdims=True)
-            sure = (weights > 2 * error) & (rest > 2 * whole)
+            # Tokens whose values are dependent beside the last one's have shares that no answer tells.
+            told = np.linalg.matrix_rank(ways, tol=largest[:, 0] / UNREADABLE) == ways.shape[1]
+            sure = (weights > 2 * error) & (rest > 2 * whole) & told[:, None]
             safe, other = np.where(sure, weights, 0.5), np.where(sure, rest, 0.5)
             errors = np.where(sure, 2 * (error / safe + whole / other), np.inf)
-            good = errors <= self.good
+            good = errors <= self.stepped
             kept, seen = np.broadcast_to(where[:, None], members.shape)[good], members[good]
             self.logits[kept, seen], self.errors[kept, seen] = np.log(safe / other)[good], errors[good]
 

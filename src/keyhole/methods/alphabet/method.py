@@ -11,7 +11,7 @@ from keyhole.families import SingleHead
 from keyhole.gauge.identifiability import AlphabetSpan
 from keyhole.methods.alphabet.columns import Columns, ask_columns, farthest
 from keyhole.methods.alphabet.logits import COARSE, LogitTable
-from keyhole.methods.alphabet.values import TokenValues, ask_values, pivots
+from keyhole.methods.alphabet.values import TokenValues, ask_values, combined, pivots
 from keyhole.methods.base import Estimate, Method, Steps, Unrecoverable
 from keyhole.queries import Signature
 from keyhole.recovery import Outcome
@@ -37,7 +37,12 @@ class Score:
     bias_radius: Floats | None
 
 
-def alphabet(signature: Signature, rng: np.random.Generator) -> Steps[Estimate[SingleHead]]:
+def alphabet(
+    signature: Signature,
+    rng: np.random.Generator,
+    *,
+    budget: float = np.inf,  # noqa: ARG001 - it cannot do with fewer
+) -> Steps[Estimate[SingleHead]]:
     """Score and value of f(X) = Σ_i softmax_i(x_iᵀ·W·x_N + x_iᵀ·c)·x_iᵀ·V + b as far as tokens e_1, …, e_m show them.
 
     Determined are V on the span of the tokens and W on D × span, D the span of their differences, if the values of the
@@ -48,7 +53,7 @@ def alphabet(signature: Signature, rng: np.random.Generator) -> Steps[Estimate[S
     Assumes what `ASSUMPTIONS` says; an alphabet whose values are all equal is reported as not identifiable.
     """
     assert signature.alphabet is not None  # a session gives none of another
-    span = AlphabetSpan.of(signature.alphabet.rows)
+    signature, span = signature.as_coarse(), AlphabetSpan.of(signature.alphabet.rows)
     values = yield from ask_values(signature, span, rng)
     count, apart = span.numbers
     if apart == 0:
@@ -90,14 +95,15 @@ def _solve(signature: Signature, span: AlphabetSpan, columns: Columns, *, biased
         inside = np.column_stack([inside, np.ones(len(inside))])
     known = 1 / np.linalg.norm(columns.errors, axis=1)  # the better, the more they count
     inverse = np.linalg.pinv(inside * known[:, None]) * known  # (r or one more, n)
-    inner, errors = inverse @ columns.keys, np.sqrt(inverse**2 @ columns.errors**2)  # (r or one more, r₀)
+    inner, errors = inverse @ columns.keys, combined(inverse, columns.errors, signature)  # (r or one more, r₀)
     onto, along, count = span.span, span.differences, span.numbers[0]
     solving = signature.space.rounding * float(np.linalg.cond(inside)) * float(np.max(np.abs(inner)))
-    matrix, radius = along @ inner[:count].T @ onto.T, np.sqrt(along**2 @ errors[:count].T ** 2 @ onto.T**2)
+    matrix = along @ inner[:count].T @ onto.T
+    radius = combined(onto, combined(along, errors[:count].T, signature).T, signature).T
     score = Score(matrix, SHARED * radius + solving, None, None)
     if not biased:
         return score
-    bias_radius = SHARED * np.sqrt(along**2 @ errors[count] ** 2) + solving
+    bias_radius = SHARED * combined(along, errors[count], signature) + solving
     return replace(score, bias=along @ inner[count], bias_radius=bias_radius)
 
 
@@ -143,6 +149,7 @@ ALPHABET = Method(
     summary="one softmax head whose tokens are the rows of a finite alphabet",
     run=alphabet,
     families=("single-head",),
+    takes_noise=("exact", "bounded", "rounded"),
     last_only=True,
     of_alphabet=True,
 )

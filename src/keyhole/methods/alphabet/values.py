@@ -41,6 +41,13 @@ class TokenValues:
         return int(np.sum(sizes > np.max(self.errors) * (len(moved) + moved.shape[1]) ** 0.5))
 
 
+def combined(weights: Floats, errors: Floats, signature: Signature) -> Floats:  # (..., n), (n[, k])
+    """Errors of weighted sums: quadrature, or the largest sums where errors are bounded and may be what they like."""
+    if signature.noise.kind in ("bounded", "rounded"):
+        return np.asarray(np.abs(weights) @ errors)
+    return np.asarray(np.sqrt(weights**2 @ errors**2))
+
+
 def pivots(rows: Floats, count: int) -> Integers:  # (m, n) -> (count,)
     """Rows that span all, the farthest from the span of those before it first."""
     return np.asarray(qr(rows.T, mode="r", pivoting=True)[1][:count], dtype=np.int64)
@@ -70,7 +77,7 @@ def ask_values(signature: Signature, span: AlphabetSpan, rng: np.random.Generato
     rounding = signature.space.rounding * np.maximum(lengths * largest, np.max(np.abs(seen))) + answers.radius
     inside = rows @ inverse  # (m, r̃)
     solving = signature.space.rounding * float(np.linalg.cond(rows[chosen]))  # of what is solved for, relatively
-    errors = np.sqrt(inside**2 @ rounding[chosen] ** 2) + solving * np.max(np.abs(seen))
+    errors = combined(inside, rounding[chosen], signature) + solving * np.max(np.abs(seen))
     made = inside @ seen[:count]
     made[chosen], errors[chosen] = seen[:count], rounding[chosen]
     apart = np.max(np.abs(made[asked] - seen), axis=1)
@@ -80,11 +87,12 @@ def ask_values(signature: Signature, span: AlphabetSpan, rng: np.random.Generato
             f"answers to single tokens are no affine function of them: {np.max(apart):.2g} off, so there is more in "
             "the box than a head, or noise that was not declared",
         )
-    spread = np.sqrt(inverse**2 @ rounding[chosen] ** 2) + solving * np.max(np.abs(affine))
-    return _values(span, chosen, made, errors, rounding, spread, affine, answers.values.ndim == 1)
+    spread = combined(inverse, rounding[chosen], signature) + solving * np.max(np.abs(affine))
+    return _values(signature, span, chosen, made, errors, rounding, spread, affine, answers.values.ndim == 1)
 
 
 def _values(
+    signature: Signature,
     span: AlphabetSpan,
     chosen: Integers,
     made: Floats,
@@ -96,7 +104,7 @@ def _values(
 ) -> TokenValues:
     width = span.rows.shape[1]
     onto = span.span @ span.span.T
-    radius = HIDDEN * np.sqrt(onto**2 @ spread[:width] ** 2)[:, None] + 0 * affine[:width]
+    radius = HIDDEN * combined(onto, spread[:width], signature)[:, None] + 0 * affine[:width]
     bias = affine[width] if span.unit is None else None
     sure = bias is not None and bool(np.any(np.abs(bias) > spread[width]))
     if np.max(np.ptp(made, axis=0)) <= 2 * np.max(errors):

@@ -100,7 +100,8 @@ class TransformersOracle(TorchOracle):
                 name=name,
             )
             self._asked.check(self._surroundings, self.signature.space.eps)
-        self.narrowed = precision is None and self._is_narrowed()
+        in_float64 = self.signature.space.dtype == self.signature.space.xp.float64
+        self.narrowed = precision is None and in_float64 and self._is_narrowed()
         if self.narrowed:
             space = replace(self.signature.space, coarse=max(self.signature.space.coarse, FLOAT32))
             self.signature = self.signature.with_changes(space=space)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyhole.arrays import Floats
+from keyhole.arrays import FLOAT32, Floats
 from keyhole.families.norms.normalise import Norm, mean_free
 from keyhole.methods.base import Steps, Unrecoverable
 from keyhole.queries import Measurements, Signature, sequences
@@ -94,10 +94,19 @@ class _Probe:
                 f"normalised single tokens are off an affine map by {off:.2g}: no heads are behind a norm",
             )
         if float(np.max(np.abs(self.far))) <= allowed:
-            raise Unrecoverable(
-                Outcome.NOT_IDENTIFIABLE, "single tokens have no value behind the norm, so that nothing shows epsilon"
-            )
+            raise self._without_values(allowed)
         return self.residual
+
+    def _without_values(self, allowed: float) -> Unrecoverable:
+        """How to end where long tokens show no values: there are none, or rounding hides them."""
+        if self.signature.space.eps < FLOAT32 and self.signature.noise.kind == "exact":
+            said = "single tokens have no value behind the norm, so that nothing shows epsilon"
+            return Unrecoverable(Outcome.NOT_IDENTIFIABLE, said)
+        return Unrecoverable(
+            Outcome.TOO_NOISY,
+            f"single tokens of norm {self.most:.2g} show no value behind the norm, where errors hide what is below "
+            f"{allowed:.2g}: ask the layer in float64",
+        )
 
     def ask_norm(self) -> Steps[Norm]:
         """LayerNorm takes off the mean of a token, RMSNorm does not."""
