@@ -13,6 +13,7 @@ import numpy as np
 from benchmarks.fuzz.boxes import Box, Kind
 from benchmarks.fuzz.careless import CARELESS, MUST
 from benchmarks.fuzz.corners import CORNERS, NEAR_MEMBERS
+from benchmarks.fuzz.edges import EDGES
 from benchmarks.fuzz.foreign import FOREIGN
 from benchmarks.fuzz.judge import Found, Verdict, judge
 from benchmarks.fuzz.limits import LIMITED
@@ -27,6 +28,7 @@ KINDS: dict[str, Kind] = {
     **MEMBERS,
     **UNUSUAL,
     **CORNERS,
+    **EDGES,
     **NOISY,
     **ROUNDING,
     **FOREIGN,

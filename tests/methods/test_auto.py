@@ -353,3 +353,31 @@ def test_an_affine_map_of_the_last_token_is_a_net_without_neurons(decimals: int 
     tokens = rng.standard_normal((10, 3, 5))
     error = np.max(np.abs(result.params(tokens) - tokens[:, -1] @ slope - constant))
     assert error < (1e-12 if decimals is None else 1e-3)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_layer_whose_only_kink_is_far_out_is_read(residual: bool) -> None:
+    """Single tokens of usual norms are answered by an affine map, or all alike."""
+    rng = np.random.default_rng(3)
+    net = kh.ReluNet(rng.standard_normal((1, 3)), np.array([-1e4]), np.array([1.0]), np.asarray(0.5))
+    truth = kh.OneLayer(kh.SingleHead(rng.standard_normal((3, 3)), rng.standard_normal((3, 3))), net, residual)
+    result = kh.recover(kh.FunctionOracle(truth, width=3), throw=False)
+    assert result.certified, result.message
+    assert result.params.ffn.neurons == 1
+    tokens = 1e5 * rng.standard_normal((50, 1, 3))
+    np.testing.assert_allclose(result.params(tokens), truth(tokens), rtol=1e-9)
+
+
+def test_an_affine_way_past_a_head_is_read() -> None:
+    """The last token passes by another map than the identity: a layer whose net has a skip and no neurons."""
+    rng = np.random.default_rng(4)
+    value, past, score = rng.standard_normal((3, 4, 4))
+    head = kh.SingleHead(score, value)
+
+    def box(tokens: np.ndarray) -> np.ndarray:
+        return np.asarray(head(tokens) + tokens[:, -1] @ past)
+
+    result = kh.recover(kh.FunctionOracle(box, width=4), throw=False)
+    assert result.certified, result.message
+    tokens = rng.standard_normal((50, 5, 4))
+    np.testing.assert_allclose(result.params(tokens), box(tokens), atol=1e-9)

@@ -354,7 +354,11 @@ class _Auto:
                     return self._result(ended)
         for method in self._for_rare_kinks(diagnosis):
             ended = yield from self._attempt(method, {})
-            if ended.certified and ended.details.get("neurons") != 0:  # a net without neurons explains no bend
+            # A net without neurons explains no bend. Behind a residual it is an affine way past a head, unless it is
+            # but a head that held-out answers refuted.
+            refuted = bool(self.attempts) and self.attempts[0].certificate.heldout_queries > 0
+            past = ended.details.get("residual", False) and not refuted
+            if ended.certified and (ended.details.get("neurons") != 0 or past):
                 return self._result(ended)
         # Of answers with fewer digits than float32 a diagnosis takes rounding for what a family does.
         told = diagnosis if half_precision(self.task.signature) is None else None
@@ -423,11 +427,18 @@ class _Auto:
                     yield method, {}
 
     def _for_rare_kinks(self, diagnosis: Diagnosis | None) -> list[Method]:
-        """Nets whose kinks cut off so little of a ball that single tokens were answered as by an affine map."""
-        if diagnosis is None or self.task.signature.max_norm is None or self.noise.kind != "exact":
+        """Nets whose kinks are so few, or so far, that single tokens were answered as by an affine map.
+
+        Within a norm bound they cut off little of the ball. Without one a net alone shows far out, and a layer mostly.
+        """
+        if diagnosis is None or self.noise.kind != "exact":
             return []
+        bounded = self.task.signature.max_norm is not None
+        if not bounded and any((each.what, each.found) == (ONE_TOKEN, BENT) for each in diagnosis.findings):
+            return []
+        families = ("relu-net", "one-layer") if bounded else ("one-layer",)
         tried = [method for method, _ in self.tried]
-        methods = [method for family in ("relu-net", "one-layer") for method in self._methods(family)[:1]]
+        methods = [method for family in families for method in self._methods(family)[:1]]
         return [method for method in methods if method not in tried]
 
     def _methods(self, family: str | None) -> list[Method]:

@@ -207,7 +207,8 @@ class _Source:
             for n in some:
                 lengths[n], norms[n] = 1, "longest"
         cut = self.signature.norm_limit < self.signature.width**0.5  # normal tokens are all as long as tokens may be
-        fewer = 2 if self.signature.max_norm is None or self.behind is not None else NEAR_OF
+        of_heads = self.signature.max_norm is not None and self.has_attention and self.behind is None
+        fewer = NEAR_OF if of_heads else 2
         for n, norm in enumerate(norms):
             if structures[n] == "ordinary" and (norm != "normal" or cut) and self.rng.integers(fewer):
                 if self.signature.max_norm is not None:

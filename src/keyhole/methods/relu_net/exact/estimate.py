@@ -78,7 +78,9 @@ def estimate_net(
     constant = pieces.affine[:, -1] + 0.5 * (1 - turn) @ (pieces.weight * pieces.offset[:, None])
     size = np.ones(count) if sharpness is None else sharpness
     load = np.linalg.norm(pieces.weight, axis=1)
-    slope = radii.slope / np.where(load > 0, load, 1.0)
+    # A neuron is read from sums with the affine map: their rounding may be the same in all cells.
+    shared = queries.rounding * float(np.linalg.norm(pieces.affine[:, :-1]))
+    slope = (radii.slope + shared) / np.where(load > 0, load, 1.0)
     level = radii.level / np.where(load > 0, load, 1.0) + np.abs(pieces.offset) * slope
     params = _net(
         queries,
