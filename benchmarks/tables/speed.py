@@ -11,13 +11,14 @@ import os
 import resource
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import keyhole as kh
 from benchmarks.support.heads import Maker, gaussian, low_rank
-from benchmarks.support.rows import markdown
+from benchmarks.support.rows import Kept, Row, markdown
 
 CASES: list[tuple[str, Maker, int, int, bool]] = [
     (name, make, width, threads, kept)
@@ -35,18 +36,23 @@ RUNS = 7
 POOL = 2**25
 
 
-def table() -> str:
-    rows = []
-    for number, (_, _, _, threads, _) in enumerate(CASES):
-        # A fresh process each, so that its threads and its peak memory are its own.
-        os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            rows.append(pool.apply(_row, (number,)))
+def table(kept: Kept) -> str:
+    measured = {
+        f"{name} {width}, {threads} thread{'s' * (threads > 1)}": partial(_apart, number)
+        for number, (name, _, width, threads, _) in enumerate(CASES)
+    }
     columns = ["case", "d", "threads", "queries", "total s", "oracle s in the run", "same calls alone s"]
-    return markdown([*columns, "total / alone", "by processor time", "peak MiB"], rows)
+    return markdown([*columns, "total / alone", "by processor time", "peak MiB"], kept.rows_of("", measured))
 
 
-def _row(number: int) -> list[object]:
+def _apart(number: int) -> Row:
+    """A row from a fresh process, so that its threads and its peak memory are its own."""
+    os.environ["OPENBLAS_NUM_THREADS"] = str(CASES[number][3])
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_row, (number,))
+
+
+def _row(number: int) -> Row:
     name, make, width, threads, kept = CASES[number]
     truth = make(width, np.random.default_rng(0))
     shapes: list[tuple[int, ...]] = []
