@@ -12,7 +12,8 @@ from keyhole.recovery import Outcome
 from keyhole.samples.evidence import standard_errors
 from keyhole.samples.examples import Examples
 from keyhole.samples.variable_projection import LayerProblem
-from keyhole.samples.variants import nearly_even
+from keyhole.samples.variants import PLAIN, Trial, name_variant, nearly_even
+from keyhole.samples.varpro import VarproSettings
 from keyhole.targets.datasets import flipped, open_data, parity_layer, random_layer, signs
 
 
@@ -173,6 +174,13 @@ def test_layers_of_other_families_are_named_and_no_parity(few: bool, fixed_seed:
         assert said in result.message
     places = np.broadcast_to(np.eye(k), (n, k, k))  # as the message says
     assert kh.learn(np.concatenate([inputs, places], axis=2), cases["append the one-hot vector of its place"]).certified
+
+
+def test_members_that_starts_miss_are_not_named_as_variants_of_themselves(fixed_seed: int) -> None:
+    rng = np.random.default_rng(fixed_seed)
+    layer, inputs = random_layer(4, 1, 4, 1.0, rng), rng.standard_normal((60, 3, 4))
+    trial = Trial(Examples.of(inputs, layer(inputs)), 1, 0.0, VarproSettings(), 0)
+    assert name_variant(trial) == PLAIN
 
 
 @pytest.mark.parametrize("cut", [np.floor, np.ceil, np.trunc])

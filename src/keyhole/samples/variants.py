@@ -35,6 +35,11 @@ CAUSAL = (
     "the {0} token's output is a map of that token alone, and the {1} one's is not: attention is {2}, which learn "
     "does not know"
 )
+NO_RESIDUAL = "no residual"
+PLAIN = (
+    "a layer of this family explains them nevertheless: a fit of one with biases ends at none. Starts missed it, and "
+    "more restarts= or another seed= may not"
+)
 PLACES = (
     "outputs depend on the places of tokens, as with a mask or a position encoding: a linear map for each place "
     "explains {0:.0%} of what one for all places leaves over"
@@ -165,7 +170,7 @@ def _residual(point: LayerPoint) -> str:
     if np.linalg.norm(added - identity) <= NEARLY * np.linalg.norm(identity):
         return "a residual connection (learn outputs − inputs)"
     if np.linalg.norm(added) <= NEARLY:
-        return "no residual"
+        return NO_RESIDUAL
     return f"a linear map of each token itself, of norm {np.linalg.norm(added):.3g}, such as a residual,"
 
 
@@ -176,10 +181,11 @@ def _name_biases(trial: Trial) -> str | None:
     """
     examples, noise = trial.examples, trial.noise
     longer = _longer(examples.inputs, np.ones(1))
-    point = trial.fit(longer)
+    point = trial.fit(longer) or trial.fit(longer, residual=True)
     if point is None:
-        beside = trial.fit(longer, residual=True)
-        return None if beside is None else f"a layer with {_residual(beside)} explains them"
+        return None
+    if point.problem.beside is not None and (said := _residual(point)) != NO_RESIDUAL:
+        return f"a layer with {said} explains them"
     size = float(np.sqrt(np.mean(examples.outputs**2)))
     bias = float(np.linalg.norm(np.sum(point.projections[:, -1], axis=0)))
     keys = np.linalg.norm(point.scores[:, -1, :-1], axis=1)  # what every token adds to the logit of each key
@@ -190,7 +196,7 @@ def _name_biases(trial: Trial) -> str | None:
     if np.any(keys > max(NO_BIAS, noise / max(size, 1e-300)) * np.max(scores)):
         found.append(f"score biases of norm {', '.join(f'{each:.2g}' for each in keys)}, such as those of queries")
     if not found:
-        return None
+        return PLAIN
     return (
         f"a layer with {' and '.join(found)} explains them: append a 1 to every token and learn that layer, of "
         f"which the "
