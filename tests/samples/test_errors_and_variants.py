@@ -98,6 +98,16 @@ def test_heads_too_faint_to_be_told_apart_are_named(size: float) -> None:
     assert kh.distance(kh.learn(inputs, one(inputs), heads=1).params, one) < 1e-8
 
 
+def test_heads_of_nearly_the_same_scores_are_named(fixed_seed: int) -> None:
+    rng = np.random.default_rng(fixed_seed)
+    layer = random_layer(4, 2, 4, 0.5, rng)
+    scores = np.stack([layer.scores[0], layer.scores[0] + 1e-6 * layer.scores[1]])
+    inputs = rng.standard_normal((120, 3, 4))
+    outputs = kh.AttentionLayer(scores, layer.projections)(inputs)
+    result = kh.learn(inputs, outputs, heads=2, restarts=2, throw=False)
+    assert result.certified or "have nearly the same scores" in result.message, result.message
+
+
 def test_outputs_that_hardly_show_attention_are_named(fixed_seed: int) -> None:
     rng = np.random.default_rng(fixed_seed)
     truth = kh.AttentionLayer(rng.standard_normal((2, 4, 4)) * 1e-6, rng.standard_normal((2, 4, 4)))

@@ -27,6 +27,8 @@ NO_BIAS = 1e-6
 # Heads whose logits are smaller than this are told apart by terms of their square alone; what a fit leaves over of
 # them is within so many times that.
 FAINT, SECOND_ORDER = 0.05, 10.0
+# Heads are nearly the same whose scores are within this part of their size.
+NEAR_HEADS = 1e-2
 # Examples hardly show attention that are linear in the mean token but for this part.
 EVEN = 3e-3
 
@@ -229,4 +231,21 @@ def faint_heads(point: LayerPoint, rounding: float) -> str | None:
         f"has what is in "
         f"terms of {size**2:.1g} of the outputs, which this arithmetic does not resolve. The function is fitted to "
         f"{point.relative:.1g} of the outputs; the heads are not told apart"
+    )
+
+
+def near_heads(point: LayerPoint) -> str | None:
+    """Why heads of nearly the same scores are not told apart; None where that is not the cause."""
+    scores = point.scores
+    size = float(np.max(np.linalg.norm(scores, axis=(1, 2))))
+    pairs = [(i, j) for i in range(len(scores)) for j in range(i)]
+    apart, (one, two) = min(
+        ((float(np.linalg.norm(scores[i] - scores[j])), (j, i)) for i, j in pairs), default=(1.0, (0, 0))
+    )
+    if not size or not pairs or apart > NEAR_HEADS * size or point.relative > SECOND_ORDER * (apart / size) ** 2:
+        return None
+    return (
+        f"heads {one} and {two} have nearly the same scores ({apart / size:.1g} of their size apart): how they differ "
+        f"shows in terms of that times their projections, and what is left of it, {point.relative:.1g} of the outputs, "
+        "is too near to rounding for a descent. The function is fitted to that; the two heads are not told apart"
     )
