@@ -12,7 +12,8 @@ from keyhole.recovery import Outcome
 from keyhole.samples.evidence import standard_errors
 from keyhole.samples.examples import Examples
 from keyhole.samples.variable_projection import LayerProblem
-from keyhole.samples.variants import nearly_even
+from keyhole.samples.variants import PLAIN, Trial, name_variant, nearly_even
+from keyhole.samples.varpro import VarproSettings
 from keyhole.targets.datasets import flipped, open_data, parity_layer, random_layer, signs
 
 
@@ -97,6 +98,16 @@ def test_heads_too_faint_to_be_told_apart_are_named(size: float) -> None:
     assert kh.distance(kh.learn(inputs, one(inputs), heads=1).params, one) < 1e-8
 
 
+def test_heads_of_nearly_the_same_scores_are_named(fixed_seed: int) -> None:
+    rng = np.random.default_rng(fixed_seed)
+    layer = random_layer(4, 2, 4, 0.5, rng)
+    scores = np.stack([layer.scores[0], layer.scores[0] + 1e-6 * layer.scores[1]])
+    inputs = rng.standard_normal((120, 3, 4))
+    outputs = kh.AttentionLayer(scores, layer.projections)(inputs)
+    result = kh.learn(inputs, outputs, heads=2, restarts=2, throw=False)
+    assert result.certified or "have nearly the same scores" in result.message, result.message
+
+
 def test_outputs_that_hardly_show_attention_are_named(fixed_seed: int) -> None:
     rng = np.random.default_rng(fixed_seed)
     truth = kh.AttentionLayer(rng.standard_normal((2, 4, 4)) * 1e-6, rng.standard_normal((2, 4, 4)))
@@ -173,6 +184,13 @@ def test_layers_of_other_families_are_named_and_no_parity(few: bool, fixed_seed:
         assert said in result.message
     places = np.broadcast_to(np.eye(k), (n, k, k))  # as the message says
     assert kh.learn(np.concatenate([inputs, places], axis=2), cases["append the one-hot vector of its place"]).certified
+
+
+def test_members_that_starts_miss_are_not_named_as_variants_of_themselves(fixed_seed: int) -> None:
+    rng = np.random.default_rng(fixed_seed)
+    layer, inputs = random_layer(4, 1, 4, 1.0, rng), rng.standard_normal((60, 3, 4))
+    trial = Trial(Examples.of(inputs, layer(inputs)), 1, 0.0, VarproSettings(), 0)
+    assert name_variant(trial) == PLAIN
 
 
 @pytest.mark.parametrize("cut", [np.floor, np.ceil, np.trunc])

@@ -32,7 +32,7 @@ from keyhole.samples.six_phase.method import PhaseSettings, six_phase
 from keyhole.samples.six_phase.rows import NoRows
 from keyhole.samples.source import ArraySource, Source
 from keyhole.samples.sums import SummedFit
-from keyhole.samples.variants import Trial, faint_heads, name_mask, name_variant, nearly_even
+from keyhole.samples.variants import PLAIN, Trial, faint_heads, name_mask, name_variant, near_heads, nearly_even
 from keyhole.samples.varpro import Progress, VarproFit, VarproSettings
 
 # Rounding errs alike where inputs are alike. In memory those count once; shards are not compared with each other.
@@ -321,8 +321,8 @@ class Request:
         allowed = rounding**2 * evidence.energy if self.errors.deviation == 0.0 else allowed
         if self.errors.deviation is None or (fitted.solved and evidence.rss <= allowed):
             return
-        if (faint := faint_heads(fitted.point, rounding)) is not None:
-            raise _Ended(Outcome.UNCERTIFIED, faint)
+        if (untold := faint_heads(fitted.point, rounding) or near_heads(fitted.point)) is not None:
+            raise _Ended(Outcome.UNCERTIFIED, untold)
         if self.heads != 1 and (even := nearly_even(found.train)) is not None:
             raise _Ended(Outcome.UNCERTIFIED, f"{even}: the fit leaves {fitted.point.relative:.1g} of them over")
         if (mask := name_mask(found.train, noise)) is not None:
@@ -334,7 +334,10 @@ class Request:
         said += self._failure(found)
         trial = Trial(found.train, fitted.heads, noise, self.settings, self.seed)
         if (known := name_variant(trial)) is not None:
-            raise _Ended(Outcome.WRONG_FAMILY, f"{known} (a plain layer leaves {left:.2g} over)")
+            outcome = Outcome.UNCERTIFIED if known == PLAIN else Outcome.WRONG_FAMILY
+            raise _Ended(
+                outcome, f"{known} ({'the fit' if known == PLAIN else 'a plain layer'} leaves {left:.2g} over)"
+            )
         orders = self.details["first_order_r2"], self.details["low_order_r2"]
         if two_values(found.train) and enough_for_low_orders(found.train) and max(orders) < PARITY_LIKE:
             raise _Ended(Outcome.PARITY_LIKE, f"parity-like: {self._failure(found)}; {HARD}")

@@ -27,6 +27,8 @@ NO_BIAS = 1e-6
 # Heads whose logits are smaller than this are told apart by terms of their square alone; what a fit leaves over of
 # them is within so many times that.
 FAINT, SECOND_ORDER = 0.05, 10.0
+# Heads are nearly the same whose scores are within this part of their size.
+NEAR_HEADS = 1e-2
 # Examples hardly show attention that are linear in the mean token but for this part.
 EVEN = 3e-3
 
@@ -34,6 +36,11 @@ EVEN = 3e-3
 CAUSAL = (
     "the {0} token's output is a map of that token alone, and the {1} one's is not: attention is {2}, which learn "
     "does not know"
+)
+NO_RESIDUAL = "no residual"
+PLAIN = (
+    "a layer of this family explains them nevertheless: a fit of one with biases ends at none. Starts missed it, and "
+    "more restarts= or another seed= may not"
 )
 PLACES = (
     "outputs depend on the places of tokens, as with a mask or a position encoding: a linear map for each place "
@@ -165,7 +172,7 @@ def _residual(point: LayerPoint) -> str:
     if np.linalg.norm(added - identity) <= NEARLY * np.linalg.norm(identity):
         return "a residual connection (learn outputs − inputs)"
     if np.linalg.norm(added) <= NEARLY:
-        return "no residual"
+        return NO_RESIDUAL
     return f"a linear map of each token itself, of norm {np.linalg.norm(added):.3g}, such as a residual,"
 
 
@@ -176,10 +183,11 @@ def _name_biases(trial: Trial) -> str | None:
     """
     examples, noise = trial.examples, trial.noise
     longer = _longer(examples.inputs, np.ones(1))
-    point = trial.fit(longer)
+    point = trial.fit(longer) or trial.fit(longer, residual=True)
     if point is None:
-        beside = trial.fit(longer, residual=True)
-        return None if beside is None else f"a layer with {_residual(beside)} explains them"
+        return None
+    if point.problem.beside is not None and (said := _residual(point)) != NO_RESIDUAL:
+        return f"a layer with {said} explains them"
     size = float(np.sqrt(np.mean(examples.outputs**2)))
     bias = float(np.linalg.norm(np.sum(point.projections[:, -1], axis=0)))
     keys = np.linalg.norm(point.scores[:, -1, :-1], axis=1)  # what every token adds to the logit of each key
@@ -190,7 +198,7 @@ def _name_biases(trial: Trial) -> str | None:
     if np.any(keys > max(NO_BIAS, noise / max(size, 1e-300)) * np.max(scores)):
         found.append(f"score biases of norm {', '.join(f'{each:.2g}' for each in keys)}, such as those of queries")
     if not found:
-        return None
+        return PLAIN
     return (
         f"a layer with {' and '.join(found)} explains them: append a 1 to every token and learn that layer, of "
         f"which the "
@@ -223,4 +231,21 @@ def faint_heads(point: LayerPoint, rounding: float) -> str | None:
         f"has what is in "
         f"terms of {size**2:.1g} of the outputs, which this arithmetic does not resolve. The function is fitted to "
         f"{point.relative:.1g} of the outputs; the heads are not told apart"
+    )
+
+
+def near_heads(point: LayerPoint) -> str | None:
+    """Why heads of nearly the same scores are not told apart; None where that is not the cause."""
+    scores = point.scores
+    size = float(np.max(np.linalg.norm(scores, axis=(1, 2))))
+    pairs = [(i, j) for i in range(len(scores)) for j in range(i)]
+    apart, (one, two) = min(
+        ((float(np.linalg.norm(scores[i] - scores[j])), (j, i)) for i, j in pairs), default=(1.0, (0, 0))
+    )
+    if not size or not pairs or apart > NEAR_HEADS * size or point.relative > SECOND_ORDER * (apart / size) ** 2:
+        return None
+    return (
+        f"heads {one} and {two} have nearly the same scores ({apart / size:.1g} of their size apart): how they differ "
+        f"shows in terms of that times their projections, and what is left of it, {point.relative:.1g} of the outputs, "
+        "is too near to rounding for a descent. The function is fitted to that; the two heads are not told apart"
     )
