@@ -244,7 +244,7 @@ class _ColumnReader:
                 f"beside a token of the alphabet only {len(rows)} others keep a weight that can be read, and "
                 f"{rows.shape[1]} are needed: it drowns the others",
             )
-        inverse = np.linalg.pinv(rows / errors[:, None])
+        inverse = np.asarray(np.linalg.pinv(rows / errors[:, None]), dtype=np.float64)
         keys = inverse @ (logits / errors)
         solving = self.rounding * float(np.linalg.cond(rows)) * float(np.max(np.abs(keys)))
         return keys, combined(inverse, np.ones(len(errors)), self.signature) + solving
@@ -255,7 +255,7 @@ def outside(rows: Floats, known: Integers, spare: Integers, count: int) -> Integ
     basis = orth(rows[known].T)
     apart = np.linalg.norm(rows[spare] - (rows[spare] @ basis) @ basis.T, axis=1)
     order = np.argsort(-apart, kind="stable")[:count]
-    return order[apart[order] > DEPENDENT * float(np.max(np.abs(rows)))]
+    return np.asarray(order[apart[order] > DEPENDENT * float(np.max(np.abs(rows)))], dtype=np.int64)
 
 
 def farthest(rows: Floats, known: Integers, spare: Integers, count: int) -> Integers:  # -> (count,) places in spare
