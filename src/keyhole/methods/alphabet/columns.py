@@ -164,7 +164,12 @@ class _ColumnReader:
     def _ask_others(self, usable: Integers, spare: Integers, wanted: int) -> Steps[Integers]:
         """Places of further last tokens: of some that a few tokens stand beside, those that drown the fewest."""
         known = np.concatenate([self.known, self.table.lasts[usable]])
-        spare = spare[farthest(self.tokens, known, spare, min(CANDIDATES * wanted, spare.size))]
+        count = min(CANDIDATES * wanted, spare.size)
+        spare = (
+            spare[outside(self.tokens, known, spare, count)]
+            if self.known.size
+            else spare[farthest(self.tokens, known, spare, count)]
+        )
         places = yield from self._ask_looks(spare)
         places = places[[not self._drowns(place) for place in places]]
         drowned = np.sum(self.table.below[places], axis=1)
@@ -239,10 +244,18 @@ class _ColumnReader:
                 f"beside a token of the alphabet only {len(rows)} others keep a weight that can be read, and "
                 f"{rows.shape[1]} are needed: it drowns the others",
             )
-        inverse = np.linalg.pinv(rows / errors[:, None])
+        inverse = np.asarray(np.linalg.pinv(rows / errors[:, None]), dtype=np.float64)
         keys = inverse @ (logits / errors)
         solving = self.rounding * float(np.linalg.cond(rows)) * float(np.max(np.abs(keys)))
         return keys, combined(inverse, np.ones(len(errors)), self.signature) + solving
+
+
+def outside(rows: Floats, known: Integers, spare: Integers, count: int) -> Integers:  # -> places in spare
+    """Of spare rows those that lie the farthest outside the span of known ones, whatever they are to each other."""
+    basis = orth(rows[known].T)
+    apart = np.linalg.norm(rows[spare] - (rows[spare] @ basis) @ basis.T, axis=1)
+    order = np.argsort(-apart, kind="stable")[:count]
+    return np.asarray(order[apart[order] > DEPENDENT * float(np.max(np.abs(rows)))], dtype=np.int64)
 
 
 def farthest(rows: Floats, known: Integers, spare: Integers, count: int) -> Integers:  # -> (count,) places in spare

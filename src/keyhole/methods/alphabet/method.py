@@ -53,7 +53,7 @@ def alphabet(
     Assumes what `ASSUMPTIONS` says; an alphabet whose values are all equal is reported as not identifiable.
     """
     assert signature.alphabet is not None  # a session gives none of another
-    signature, span = signature.as_coarse(), AlphabetSpan.of(signature.alphabet.rows)
+    span, signature = AlphabetSpan.of(signature.alphabet.rows), signature.as_coarse()
     values = yield from ask_values(signature, span, rng)
     count, apart = span.numbers
     if apart == 0:

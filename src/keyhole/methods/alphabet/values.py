@@ -69,7 +69,7 @@ def ask_values(signature: Signature, span: AlphabetSpan, rng: np.random.Generato
     asked = np.concatenate([chosen, rng.permutation(others)[:CHECKS]])
     answers: Measurements = yield letters_plan("value", signature, asked[:, None])
     seen = answers.by_output
-    inverse = np.linalg.pinv(rows[chosen])  # (width or one more, r̃)
+    inverse = np.asarray(np.linalg.pinv(rows[chosen]), dtype=np.float64)  # (width or one more, r̃)
     affine = inverse @ seen[:count]
     lengths = np.linalg.norm(span.rows, axis=1)
     columns = np.linalg.norm(affine[: span.rows.shape[1]], axis=0)

@@ -8,8 +8,7 @@ import numpy as np
 
 from keyhole.arrays import ROUNDING_DEVIATIONS, Floats, floats
 from keyhole.families import MultiHead, NormAfter, Residual
-from keyhole.methods.base import Estimate, Steps, Unrecoverable
-from keyhole.methods.certificate import coarseness
+from keyhole.methods.base import Estimate, Steps
 from keyhole.methods.multi_head.vector.first_token import ask_first_token
 from keyhole.methods.multi_head.vector.method import estimate_heads
 from keyhole.methods.multi_head.vector.scores_last import ask_scores
@@ -20,9 +19,9 @@ from keyhole.methods.normalised.after.queries import WITHIN, NormedQueries
 from keyhole.numerics.svd import least_squares
 from keyhole.queries import Signature
 
-# Where few forms told the others, all are read unless radii are so many times finer than a certificate needs: beside a
-# residual, attention of small logits is so little that what a low rank may have left out hid it.
-SURE = 2.0
+# Score biases of which more than this part of scores is unknown, since few forms told the others, are read from all
+# forms: beside a residual, attention of small logits is so little that no certificate bore it.
+BIAS_KNOWN = 5e-5
 ASSUMPTIONS = (
     "the box adds its last token to what softmax heads make of its raw tokens, and normalises the sum (LayerNorm)",
     "what heads add to all numbers of an answer alike shows in none, as the norm takes it off",
@@ -49,31 +48,22 @@ def ask_before_norm(signature: Signature, rng: np.random.Generator) -> Steps[Est
     values = yield from ask_values(queries, start)
     queries.expect(values.matrices)
     scores = yield from ask_scores(queries, start, values)
+    sizes = np.sqrt(np.mean(scores.matrices**2, axis=(1, 2)))
+    if np.any((scores.dropped > scores.errors) & (scores.bias_errors > BIAS_KNOWN * sizes)):
+        queries.thorough = True
+        scores = yield from ask_scores(queries, start, values)
+    found = estimate_heads(queries, queries.value, start, values, scores)
     nothing = least_squares(affine.linear, -affine.offset)
     epsilon, wide, off = yield from ask_epsilon(signature, rng, affine, nothing)
     length = max(float(np.linalg.norm(nothing)), queries.scale)
     affine = replace(affine, error=max(affine.error, WITHIN * off / length))
-
-    def whole() -> Estimate[NormAfter]:
-        made = _whole(estimate_heads(queries, queries.value, start, values, scores), affine, epsilon, wide)
-        # What errors of single tokens would hide of epsilon is not claimed to be known.
-        errors = made.params.inner_errors(made.radius, nothing[None, None], signature.space.rounding)
-        hidden = float(np.sqrt(np.mean(errors**2)))
-        wider = np.asarray(wide + hidden * (hidden + 2 * epsilon**0.5))
-        return replace(made, radius=replace(made.radius, epsilon=wider))
-
-    if not np.any(scores.dropped > scores.errors):
-        return whole()
-    try:
-        found = whole()
-        judge = np.random.default_rng(rng.integers(2**63))
-        if coarseness(found, signature, judge) <= 1 / SURE:
-            return found
-    except Unrecoverable:  # heads so near that they may have traded what a low rank has left out
-        pass
-    queries.thorough = True
-    scores = yield from ask_scores(queries, start, values)
-    return whole()
+    whole = _whole(found, affine, epsilon, wide)
+    # What errors of single tokens would hide of epsilon is not claimed to be known.
+    hidden = float(
+        np.sqrt(np.mean(whole.params.inner_errors(whole.radius, nothing[None, None], signature.space.rounding) ** 2))
+    )
+    wider = np.asarray(wide + hidden * (hidden + 2 * epsilon**0.5))
+    return replace(whole, radius=replace(whole.radius, epsilon=wider))
 
 
 def _whole(found: Estimate[MultiHead], affine: Affine, epsilon: float, wide: float) -> Estimate[NormAfter]:
