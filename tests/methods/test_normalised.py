@@ -84,7 +84,26 @@ def test_parts_that_are_not_read_behind_a_norm_are_admitted(parts: dict[str, str
     assert result.outcome is kh.Outcome.WRONG_FAMILY
 
 
-def test_norms_on_both_sides_are_admitted() -> None:
+@pytest.mark.parametrize("offset", [False, True])
+def test_heads_between_two_norms_are_recovered(offset: bool, tmp_path: Path) -> None:
+    """As Gemma 2 and GLM 4 have them: values and the epsilon behind them have a factor that no answer shows."""
+    rng = np.random.default_rng(1)
+    heads = [kh.SingleHead(rng.standard_normal((8, 8)) / 8, rng.standard_normal((8, 8)) / 80) for _ in range(2)]
+    attention = kh.MultiHead(heads, rng.standard_normal(8) / 80 if offset else None)
+    gain = np.where(np.arange(8) % 3, 1.0, -1.0) * rng.uniform(0.5, 2.0, 8)
+    inner = kh.NormBefore.folded(attention, gain, 1e-4, norm="rms")
+    truth = kh.Residual(kh.NormAfter(inner, gain, np.zeros(8), np.asarray(1e-4), "rms"))
+    result = kh.recover(kh.FunctionOracle(truth, width=8), "normalised")
+    assert result.certified
+    assert result.stats.details["norm_behind"] == "rms"
+    assert kh.distance(result.params, truth) < 1e-8
+    result.params.save(tmp_path / "layer.safetensors")
+    assert kh.distance(kh.load(tmp_path / "layer.safetensors"), truth) < 1e-8
+    other = truth.with_arrays({name: array * (1.0 + (name == "gain")) for name, array in truth.arrays().items()})
+    assert kh.distance(other, truth) > 0.1
+
+
+def test_norms_on_both_sides_of_another_kind_are_admitted() -> None:
     target = open_target(BEFORE + "layer&norm_after=layer&residual=1")
     result = kh.recover(target.oracle, "normalised", throw=False)
     assert not result.certified

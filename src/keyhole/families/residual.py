@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -16,8 +16,11 @@ from keyhole.families.multi_head import MultiHead
 from keyhole.families.norms.before import NormBefore
 from keyhole.families.single_head import SingleHead
 
-Inner = SingleHead | MultiHead | NormBefore
-KINDS: dict[str, type[Inner]] = {each.family: each for each in (SingleHead, MultiHead, NormBefore)}
+if TYPE_CHECKING:
+    from keyhole.families.norms.after import NormAfter
+
+# Families that may have a residual; a norm after heads is added by its own module, as it may stand after a residual.
+KINDS: dict[str, type[Any]] = {each.family: each for each in (SingleHead, MultiHead, NormBefore)}
 
 
 @register
@@ -25,20 +28,21 @@ KINDS: dict[str, type[Inner]] = {each.family: each for each in (SingleHead, Mult
 class Residual(Family):
     """f(X) = x_N + attention(X), x_N the last token: answers as wide as tokens are."""
 
-    attention: SingleHead | MultiHead | NormBefore
+    attention: SingleHead | MultiHead | NormBefore | NormAfter
 
     family: ClassVar[str] = "residual"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.attention, Inner) or self.attention.outputs != self.attention.width:
+        if not isinstance(self.attention, tuple(KINDS.values())) or self.attention.outputs != self.attention.width:
             raise UsageError(
-                "Residual.attention must be a SingleHead, MultiHead or NormBefore with as many outputs as inputs"
+                "Residual.attention must be a SingleHead, MultiHead, NormBefore or NormAfter with as many outputs as "
+                "inputs"
             )
 
     @classmethod
-    def around(cls, attention: object) -> Residual | None:
+    def around(cls, attention: Any) -> Residual | None:
         """The layer of heads; None of anything else."""
-        return cls(attention) if isinstance(attention, Inner) else None
+        return cls(attention) if isinstance(attention, tuple(KINDS.values())) else None  # type: ignore[arg-type]
 
     @property
     def width(self) -> int:

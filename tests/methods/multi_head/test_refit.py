@@ -10,9 +10,11 @@ import pytest
 from keyhole.families import FormHead, MultiHead, SingleHead
 from keyhole.families.forms import Rotary, geometric
 from keyhole.families.parts import Alibi, Attention, DistanceTable, PositionBias, Window
-from keyhole.methods.multi_head.vector.parts.bounded.refit import Answered, refit
+from keyhole.methods.multi_head.vector.parts.bounded.factors import Answered
+from keyhole.methods.multi_head.vector.parts.bounded.refit import refit
 
 WIDTH, RANK, HEADS, OUTPUTS = 6, 2, 2, 8
+FEW = 3  # outputs, fewer than values of all heads have dimensions: heads are not told apart by a linear map
 # What is read is off by this part; afterwards by so much less.
 OFF, BETTER = 1e-5, 1e-2
 FIXED = ("form.frequencies",)
@@ -22,10 +24,10 @@ def _low_rank(rng: np.random.Generator, outputs: int) -> np.ndarray:
     return rng.standard_normal((WIDTH, RANK)) @ rng.standard_normal((RANK, outputs)) / WIDTH**0.5
 
 
-def _heads(rng: np.random.Generator, distances: PositionBias | None) -> MultiHead:
+def _heads(rng: np.random.Generator, distances: PositionBias | None, outputs: int = OUTPUTS) -> MultiHead:
     made: list[Any] = []
     for _ in range(HEADS):
-        value = _low_rank(rng, OUTPUTS)
+        value = _low_rank(rng, outputs)
         if distances is None:
             query, key, query_bias, key_bias = (
                 rng.standard_normal((RANK, n)) / WIDTH**0.5 for n in (WIDTH,) * 2 + (1,) * 2
@@ -43,9 +45,10 @@ def _heads(rng: np.random.Generator, distances: PositionBias | None) -> MultiHea
     [None, Alibi(np.asarray(0.3)), DistanceTable(np.array([0.5, -0.4, 0.2])), Window(3)],
     ids=["rotary", "alibi", "table", "window"],
 )
-def test_all_answers_together_tell_more(distances: PositionBias | None) -> None:
+@pytest.mark.parametrize("outputs", [OUTPUTS, FEW])
+def test_all_answers_together_tell_more(distances: PositionBias | None, outputs: int) -> None:
     rng = np.random.default_rng(0)
-    truth = _heads(rng, distances)
+    truth = _heads(rng, distances, outputs)
     asked = []
     for length in (1, 3, 5):
         tokens = rng.standard_normal((80, length, WIDTH))

@@ -10,6 +10,7 @@ import numpy as np
 
 from keyhole.arrays import Array, Floats, floats, like, namespace
 from keyhole.errors import UsageError
+from keyhole.families import residual
 from keyhole.families.base import Anatomy, Family, below, check_shapes, under
 from keyhole.families.files import register
 from keyhole.families.multi_head import MultiHead
@@ -143,7 +144,8 @@ class NormAfter(Family):
         inner = self.attention(tokens)
         for name, errors in self.attention.effects(change.attention, tokens):  # type: ignore[arg-type]
             yield name, self._moved(inner, errors)
-        yield from self._own_effects(change, inner)
+        shows = bool(np.any(floats(self.bias)))  # as that of RMSNorm, which has none, does not
+        yield from (each for each in self._own_effects(change, inner) if shows or each[0] != "bias")
 
     def token_norm(self, size: float) -> float:
         """The norm at which random tokens have logits of about `size`; inf when none has any."""
@@ -203,3 +205,6 @@ class NormAfter(Family):
     def counting_bound(self) -> int:
         """That of what is inside, and gain, bias and epsilon."""
         return self.attention.counting_bound + 3
+
+
+residual.KINDS[NormAfter.family] = NormAfter

@@ -41,14 +41,17 @@ def _answered(inner: Family, around: NormAfter) -> Family:
     return replace(of_heads(inner, lambda head: replace(head, value=seen(head.value))), output_bias=bias)
 
 
-def _scale(params: NormAfter) -> float:
-    """The factor of what is normalised that no answer shows, to a standard size; one where a residual fixes it."""
+def _scale(params: NormAfter) -> Floats:  # () or (outputs,)
+    """The factor of what is normalised that no answer shows, to a standard size; one where a residual fixes it.
+
+    LayerNorm leaves one sign to choose, RMSNorm that of every output.
+    """
     inner = params.attention
     if isinstance(inner, Residual):
-        return 1.0
+        return np.ones(())
     squares = sum(float(np.sum(centred(floats(head.value), params.norm) ** 2)) for head in inner.anatomy.heads)
-    sign = np.sign(np.sum(floats(params.gain))) or 1.0
-    return float(sign / squares**0.5) if squares > 0 else 1.0
+    gain = floats(params.gain) if params.norm == "rms" else np.sum(floats(params.gain))
+    return np.where(gain < 0, -1.0, 1.0) / (squares**0.5 if squares > 0 else 1.0)
 
 
 def own_of(params: Family) -> dict[str, Floats]:
@@ -58,7 +61,7 @@ def own_of(params: Family) -> dict[str, Floats]:
         return {
             "gain": floats(params.gain) * np.sign(scale),
             "bias": floats(params.bias),
-            "epsilon": floats(params.epsilon) * scale**2,
+            "epsilon": floats(params.epsilon) * float(np.max(np.abs(scale))) ** 2,
         }
     return {"epsilon": floats(params.epsilon)} if isinstance(params, NormBefore) else {}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keyhole.families import Family, MultiHead, NormBefore, Residual
+from keyhole.families import Family, MultiHead, NormAfter, NormBefore, Residual
 from keyhole.families.norms.inside import Heads, turned, turned_radii
 from keyhole.families.norms.normalise import mean_free
 from keyhole.methods.arithmetic import partial_result
@@ -53,10 +53,14 @@ def ask_behind_norm(
     inner = _inside(signature, before, ball)
     with partial_result(lambda known: _partial(known, ball, before)):
         steps: Steps[Estimate[MultiHead]] = ball.steps(multi_head(inner, rng, **parts))
+        if before.outer is not None:
+            steps = before.outer.steps(steps, signature)
         found = yield from (without_last_token(steps, signature) if before.residual else steps)
     params, radius = _through(found, ball, before)
     said = (*found.assumptions, ASSUMPTIONS[before.norm], *((WITH_RESIDUAL,) if before.residual else ()))
     details = {"norm": before.norm, "epsilon": before.epsilon, "residual": before.residual}
+    if before.outer is not None:
+        details["norm_behind"] = "rms"
     estimate = Estimate(
         _wrapped(params, before),
         _wrapped(radius, before, before.radius),
@@ -84,7 +88,9 @@ def _inside(signature: Signature, before: Before, ball: Ball) -> Signature:
         most = signature.norm_limit
         longest = min(longest, most / (most**2 / signature.width + before.epsilon) ** 0.5)
     space = signature.space
-    if before.residual:
+    if before.outer is not None:
+        space = replace(space, coarse=min(1.0, LESS * space.eps * before.outer.loss))
+    elif before.residual:
         space = replace(space, coarse=min(1.0, LESS * space.eps / before.share))
     return signature.with_changes(width=ball.width, max_norm=longest, space=space)
 
@@ -108,5 +114,9 @@ def _partial(known: Family | None, ball: Ball, before: Before) -> NormBefore | R
 
 def _wrapped(heads: Heads, before: Before, radius: float | None = None) -> NormBefore | Residual:
     """The layer of such heads, or its radii."""
-    layer = NormBefore(heads, np.asarray(before.epsilon if radius is None else radius), before.norm)
+    layer: Any = NormBefore(heads, np.asarray(before.epsilon if radius is None else radius), before.norm)
+    outer = before.outer
+    if outer is not None:
+        gain, epsilon = (outer.gain, outer.epsilon) if radius is None else (outer.gain_radius, outer.epsilon_radius)
+        layer = NormAfter(layer, gain, 0 * gain, np.asarray(epsilon), "rms")
     return Residual(layer) if before.residual else layer

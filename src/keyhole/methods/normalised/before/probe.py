@@ -9,6 +9,7 @@ import numpy as np
 from keyhole.arrays import FLOAT32, Floats
 from keyhole.families.norms.normalise import Norm, mean_free
 from keyhole.methods.base import Steps, Unrecoverable
+from keyhole.methods.normalised.before.outer import Outer, ask_sides
 from keyhole.queries import Measurements, Signature, sequences
 from keyhole.recovery import Outcome
 
@@ -33,22 +34,47 @@ class Before:
     epsilon: float
     radius: float  # of epsilon
     share: float  # the part that attention is of an answer to tokens that are normalised to half the largest norm
+    outer: Outer | None = None  # a norm of what attention answers
 
 
 def ask_before(signature: Signature, rng: np.random.Generator) -> Steps[Before]:
     """The norm before attention; WRONG_FAMILY where there is none, NOT_IDENTIFIABLE where epsilon does not show."""
     probe = _Probe(signature, rng)
-    residual = yield from probe.ask_residual()
+    try:
+        residual = yield from probe.ask_residual()
+    except NotAffine as error:
+        return (yield from _ask_both(probe, error))
     norm = yield from probe.ask_norm()
     epsilon, radius, share = yield from probe.ask_epsilon()
     return Before(norm, residual, epsilon, radius, share)
+
+
+class NotAffine(Unrecoverable):
+    """Normalised single tokens are answered by no affine map."""
+
+    def __init__(self, off: float) -> None:
+        super().__init__(
+            Outcome.WRONG_FAMILY,
+            f"normalised single tokens are off an affine map by {off:.2g}: no heads are behind a norm",
+        )
+
+
+def _ask_both(probe: _Probe, refused: NotAffine) -> Steps[Before]:
+    """Norms on both sides of attention, where single tokens are answered by no affine map."""
+    norm = yield from probe.ask_norm()
+    basis = mean_free(probe.width, norm)
+    try:
+        sides = yield from ask_sides(probe.ask, probe.signature, basis, probe.rng, probe.natural)
+    except Unrecoverable as error:
+        raise Unrecoverable(error.outcome, f"{refused}; nor are they on both sides: {error}") from error
+    return Before(norm, probe.residual, sides.epsilon, sides.radius, 1.0, sides.outer)
 
 
 class _Probe:
     """Single tokens along a few directions."""
 
     def __init__(self, signature: Signature, rng: np.random.Generator) -> None:
-        self.signature, self.width = signature, signature.width
+        self.signature, self.width, self.rng = signature, signature.width, rng
         basis = mean_free(self.width, "layer")
         self.ways = np.linalg.qr(basis @ rng.standard_normal((basis.shape[1], min(2, basis.shape[1]))))[0].T
         self.most = min(LONG * self.width**0.5, signature.norm_limit / 2)
@@ -56,7 +82,10 @@ class _Probe:
         self.size = 0.0  # of the largest answer
 
     def _ask(self, *tokens: Floats) -> Steps[Floats]:  # (n, outputs), less the residual
-        asked = np.stack(tokens)
+        return (yield from self.ask(np.stack(tokens)))
+
+    def ask(self, asked: Floats) -> Steps[Floats]:  # (n, width) -> (n, outputs)
+        """Answers to single tokens, less the residual."""
         plan = sequences("norm", self.signature.space.asarray(asked[:, None, :]))
         measured: Measurements = yield plan
         answers = measured.by_output
@@ -89,10 +118,7 @@ class _Probe:
         mean = (self.far + other - self.middle) / 2**0.5 if len(self.ways) > 1 else -self.far
         off = float(np.max(np.abs(between - self.middle - mean)))
         if off > allowed:
-            raise Unrecoverable(
-                Outcome.WRONG_FAMILY,
-                f"normalised single tokens are off an affine map by {off:.2g}: no heads are behind a norm",
-            )
+            raise NotAffine(off)
         if float(np.max(np.abs(self.far))) <= allowed:
             raise self._without_values(allowed)
         return self.residual
@@ -110,19 +136,20 @@ class _Probe:
 
     def ask_norm(self) -> Steps[Norm]:
         """LayerNorm takes off the mean of a token, RMSNorm does not."""
-        token = self._natural() * self.ways[0]
+        token = self.natural * self.ways[0]
         one, shifted = yield from self._ask(token, token + np.linalg.norm(token) * self.width**-0.5)
         self.middle_near = one
         allowed = self._rounding(token)
         return "layer" if float(np.max(np.abs(one - shifted))) <= allowed else "rms"
 
-    def _natural(self) -> float:
+    @property
+    def natural(self) -> float:
         return float(min(self.width**0.5, self.signature.norm_limit / 2))
 
     def ask_epsilon(self) -> Steps[tuple[float, float, float]]:
         """Epsilon, its radius, and the share of attention in the answers to tokens that tell it."""
         whole, along = float(np.linalg.norm(self.far)), self.far / np.linalg.norm(self.far)
-        norm = self._natural()
+        norm = self.natural
         for _ in range(MOST_RUNGS):
             part = float(((yield from self._ask(norm * self.ways[0]))[0] - self.middle) @ along) / whole
             if part <= LESS:

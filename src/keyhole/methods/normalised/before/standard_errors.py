@@ -27,10 +27,13 @@ FINE = 0.1
 MOST_OFF = 5e-7
 # Where they are predicted to this part of what weights of tokens make of them, they are of such heads all the same.
 TOLD = 0.1
-# Standard errors are taken for so many times what these sequences show at most.
-MARGIN = 2.0
-# What norms before heads and sums of heads have themselves.
-OF_WRAPPERS = ("epsilon", "output_bias")
+# Standard errors are taken for so many times what these sequences show at most, or for as many as leave predictions
+# twice the above: where few entries of an answer are off by much more than most, further sequences are off by more.
+MARGIN = 4.0
+# Radii are compared so much smaller: large ones are those of weights that cannot be larger than one.
+LINEAR = 2.0**-40
+# What norms around heads and sums of heads have themselves.
+OF_WRAPPERS = ("epsilon", "output_bias", "gain", "bias")
 
 
 def with_standard_errors(estimate: Estimate[F], signature: Signature, rng: np.random.Generator) -> Steps[Estimate[F]]:
@@ -44,17 +47,21 @@ def with_standard_errors(estimate: Estimate[F], signature: Signature, rng: np.ra
     if near and coarseness_of(estimate, signature, asked) <= FINE:
         return estimate
     exact = estimate.radius.with_arrays({name: each * _is_around(name) for name, each in own.items()})
-    alone = {name: each * (not _is_around(name)) / ROUNDING_DEVIATIONS for name, each in own.items()}
+    alone = {name: LINEAR * each * (not _is_around(name)) / ROUNDING_DEVIATIONS for name, each in own.items()}
     answers: list[Measurements] = yield [replace(plan, stage="bar") for plan in asked.plans]
-    times, most, told = 0.0, 0.0, True
+    times, most, told, largest, widest = 0.0, 0.0, True, 0.0, 0.0
     for plan, answer in zip(asked.plans, answers, strict=True):
         tokens = plan.tokens(0, plan.count, signature.space, signature.width)
         rest = np.abs(floats(answer.values) - floats(params(tokens)))
         most = max(most, float(np.max(rest)) / float(np.max(np.abs(floats(answer.values)))))
         told &= float(np.max(rest)) <= TOLD * float(np.max(np.abs(floats(answer.values) - floats(flat(tokens)))))
+        largest = max(largest, float(np.max(rest)))
         rest = np.maximum(rest - prediction_radii(params, exact, tokens, signature), 0.0)
-        bar = floats(params.deviation(estimate.radius.with_arrays(alone), tokens))
+        bar = floats(params.deviation(estimate.radius.with_arrays(alone), tokens)) / LINEAR
         times = max(times, float(np.max(rest[bar > 0] / bar[bar > 0], initial=0.0)))
+        widest = max(widest, float(np.max(bar)))
+    if widest > 0:  # of heads that are known to rounding, that of longer sums is more than single ones show
+        times = max(times, largest / widest)
     if most > MOST_OFF:
         error = Unrecoverable(
             Outcome.TOO_NOISY,
@@ -63,7 +70,8 @@ def with_standard_errors(estimate: Estimate[F], signature: Signature, rng: np.ra
         )
         error.told, error.partial = told, params
         raise error
-    scaled = {name: each * (1.0 if _is_around(name) else MARGIN * times) for name, each in own.items()}
+    times *= min(MARGIN, 2 * MOST_OFF / most) if most > 0 else MARGIN
+    scaled = {name: each * (1.0 if _is_around(name) else times) for name, each in own.items()}
     errors = {name: each / ROUNDING_DEVIATIONS for name, each in scaled.items()}
     return replace(estimate, standard_error=estimate.radius.with_arrays(errors))
 

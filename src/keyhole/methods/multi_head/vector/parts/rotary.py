@@ -8,6 +8,7 @@ eigenvectors are the queries' pairs and whose eigenvalues are known. Then keys a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -148,14 +149,16 @@ def _gap(angles: Floats, count: int) -> float:
     return float(2 * np.sin(min(float(np.min(steps)), np.pi) / 2))
 
 
-def solve_turns(turned: Turned, head: int, angles: Floats) -> Rotary:
-    """Key and query of one head."""
+def solve_turns(turned: Turned, head: int, angles: Floats, *, rough: bool = False) -> Rotary:
+    """Key and query of one head; `rough`: pairs that hardly turn may be mixed, for least squares to tell them apart."""
     rank = 2 * angles.size
     space = svd(turned.near[head])[2][:rank]  # (rank, width) what scores make of last tokens
     rows = turned.tokens @ turned.near[head] @ space.T  # (width, rank)
     turn = pseudo_inverse(rows[turned.some]) @ turned.far[head] @ pseudo_inverse(space @ turned.last.T)
     sizes, vectors = np.linalg.eig(turn.T)
-    queries = vectors[:, match_turns(sizes, angles, turned.between)].T  # (pairs, rank): eigenvectors from the left
+    seen = _seen_to_turn(sizes, angles, turned.between) if rough else angles
+    queries = vectors[:, match_turns(sizes, seen, turned.between)].T  # (pairs, rank): eigenvectors from the left
+    angles = np.concatenate([angles[seen > 0], angles[seen == 0]])
     still = angles.size - len(queries)
     if still:  # all that is not turned, as any of its bases
         rest = svd(turn.T - np.eye(rank))[2][rank - 2 * still :]
@@ -166,6 +169,16 @@ def solve_turns(turned: Turned, head: int, angles: Floats) -> Rotary:
     query, width = as_pairs(np.asarray(queries @ space)), key.shape[1]
     bias = query[:, width] if query.shape[1] > width else None
     return Rotary(query[:, :width], key, np.array(angles, dtype=float), bias).canonical()
+
+
+def _seen_to_turn(found: Complex, angles: Floats, between: int) -> Floats:
+    """The angles, zero in place of the slowest that errors leave no eigenvalue of their own."""
+    for count in range(int(np.sum(angles > 0)), 1, -1):
+        seen = np.where(angles >= np.sort(angles)[-count], angles, 0.0)
+        with suppress(Unrecoverable):
+            match_turns(found, seen, between)
+            return seen
+    return np.where(angles >= np.max(angles), angles, 0.0)
 
 
 def match_turns(found: Complex, angles: Floats, between: int) -> Integers:

@@ -84,6 +84,8 @@ def ask_biased_scores(
     names: Mapping[str, str],
     form: str,
     frequencies: Array | None = None,
+    *,
+    rough: bool = False,
 ) -> Steps[Estimate[MultiHead]]:
     """Scores, biases and positions of heads whose values are known, from tokens of natural norms."""
     rng = natural.rng
@@ -98,7 +100,7 @@ def ask_biased_scores(
         turned = yield from ask_turned(natural, reader, scores, angles, biased=True)
 
         def solve(head: int, drawn: np.random.Generator | None) -> Any:
-            made = solve_turns(turned if drawn is None else turned.drawn(drawn), head, angles)
+            made = solve_turns(turned if drawn is None else turned.drawn(drawn), head, angles, rough=rough)
             offsets = [each if drawn is None else each.drawn(drawn) for each in reader.offsets.values()]
             return with_key_bias(made, offsets, reader.last, head)
 

@@ -42,7 +42,7 @@ def with_key_bias(form: Rotary, offsets: Sequence[Offsets], last: Floats, head: 
         form = replace(form, key_bias=bias)
         if float(np.linalg.norm(step)) <= 1e-15 * float(np.linalg.norm(bias)):
             break
-    return form.canonical()
+    return form.canonical().without_shift()
 
 
 def _responses(form: Rotary, last: Floats, offsets: Offsets) -> tuple[Floats, Floats]:  # (k, m, d_k), (k, m)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,8 @@ from keyhole.families import MultiHead
 from keyhole.methods.base import Estimate, Steps, Unrecoverable, adapt
 from keyhole.methods.forms.value import Value, ask_value
 from keyhole.methods.multi_head.vector.parts.biased.method import ask_biased_scores
-from keyhole.methods.multi_head.vector.parts.bounded.refit import Answered, refit
+from keyhole.methods.multi_head.vector.parts.bounded.factors import Answered
+from keyhole.methods.multi_head.vector.parts.bounded.refit import refit
 from keyhole.methods.multi_head.vector.parts.bounded.sight import ask_bounded_sight
 from keyhole.methods.multi_head.vector.parts.bounded.values import KnownValues, ask_bounded_values
 from keyhole.methods.multi_head.vector.parts.long_tokens import FILLED
@@ -26,6 +27,8 @@ SHORTER, ATTEMPTS = 2.0**-3, 4
 # Values are asked for with other tokens where answers are off by more than this part of them, so often in all; where it
 # is more than that, all logits are read, and more of them at a second distance.
 ENOUGH, TRIES, PRECISE = 1e-8, 3, 1e-10
+# Biases that heads need not have, and how many times farther off answers may be without those that do not show.
+BIASES, AS_NEAR = ("query_bias", "key_bias", "score_bias"), 4.0
 # How tokens that are too long show.
 TOO_LONG = (Outcome.SATURATED, Outcome.WRONG_FAMILY, Outcome.TOO_NOISY)
 
@@ -46,10 +49,30 @@ def ask_bounded_heads(signature: Signature, rng: np.random.Generator, *parts: An
     ]
     ranks = list(zip(found.details["score_ranks"], found.details["value_ranks"], strict=True))
     params = refit(found.params, ranks, asked, signature.space.eps)
-    before = found.params.arrays()
-    return replace(
-        found, params=params.with_arrays({name: like(x, before[name]) for name, x in params.arrays().items()})
-    )
+    before, wide = found.params.arrays(), found.radius.arrays()
+    arrays = {name: like(array, before[name]) for name, array in params.arrays().items()}
+    # Where draws of errors tell nothing, an array is off by no more than its size.
+    sizes = {name: float(np.sqrt(np.mean(floats(array) ** 2))) for name, array in arrays.items()}
+    radii = {name: like(np.minimum(floats(each), sizes.get(name, np.inf)), each) for name, each in wide.items()}
+    shown = _shown(params.with_arrays(arrays), asked)
+    own = {name: array for name, array in radii.items() if name not in arrays or name in shown.arrays()}
+    return replace(found, params=shown, radius=found.radius.with_arrays(own))
+
+
+def _shown(heads: MultiHead, asked: Sequence[Answered]) -> MultiHead:
+    """The heads without biases that answers do not show: about as near to them without."""
+    for bias in BIASES:
+        arrays = {name: array for name, array in heads.arrays().items() if name.rpartition(".")[2] != bias}
+        bare = heads.with_arrays(arrays)
+        if _misfit(bare, asked) <= AS_NEAR * _misfit(heads, asked):
+            heads = bare
+    return heads
+
+
+def _misfit(heads: MultiHead, asked: Sequence[Answered]) -> float:
+    constant = 0.0 if heads.output_bias is None else floats(heads.output_bias)
+    off = (float(np.sum((each.answers + constant - floats(heads(each.tokens))) ** 2)) for each in asked)
+    return float(sum(off) ** 0.5)
 
 
 def _ask_heads(
@@ -85,7 +108,7 @@ def _ask_heads(
                 queries.window = yield from ask_bounded_sight(queries)
             start = yield from _ask_precise(queries)
             queries.thorough = start.relative_error > PRECISE
-            return (yield from ask_biased_scores(queries, start, start.known, names, form, frequencies))
+            return (yield from ask_biased_scores(queries, start, start.known, names, form, frequencies, rough=True))
         except HeadsHidden:
             raise
         except Unrecoverable as error:
