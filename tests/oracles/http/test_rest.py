@@ -34,9 +34,10 @@ OPENAI = '{"model": "m", "input": "$TOKENS", "encoding_format": "float"}'
 
 
 def embeddings(body: bytes, _: Mapping[str, str]) -> Said:
-    """An endpoint in the manner of embedding services."""
+    """An endpoint in the manner of embedding services, which sends what is ready first."""
     tokens = np.asarray(json.loads(body)["input"])
-    return as_json({"data": [{"index": i, "embedding": [a]} for i, a in enumerate(head()(tokens).tolist())]})
+    items = [{"index": i, "embedding": [a]} for i, a in enumerate(head()(tokens).tolist())]
+    return as_json({"data": items[::-1]})
 
 
 def one_by_one(body: bytes, _: Mapping[str, str]) -> Said:
@@ -135,6 +136,11 @@ def test_paths_lead_through_keys_places_and_every_item() -> None:
     message: Any = {"data": [{"e": [1, 2]}, {"e": [3, 4]}]}
     for path, found in (("data.*.e", [[1, 2], [3, 4]]), ("data.1.e.0", 3), ("", message), ("data.*.e.1", [2, 4])):
         assert AnswerPath(path).read(message, "u") == found
+    for places in ([1, 1], [0, 2], [True, False], ["1", "0"], [1]):  # these say no order
+        items = [{"index": place, "e": n} for n, place in enumerate(places)]
+        if len(places) == 1:
+            items.append({"e": 1})
+        assert AnswerPath("*.e").read(items, "u") == [0, 1]
 
 
 def test_wrong_use(tmp_path: Path) -> None:

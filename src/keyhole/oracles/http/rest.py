@@ -71,7 +71,7 @@ class AnswerPath:
             return found
         step = self._steps[at]
         if step == "*" and isinstance(found, list):
-            return [self._follow(item, at + 1, url) for item in found]
+            return [self._follow(item, at + 1, url) for item in _in_order(found)]
         if isinstance(found, list) and step.isdecimal() and int(step) < len(found):
             return self._follow(found[int(step)], at + 1, url)
         if isinstance(found, dict) and step in found:
@@ -79,6 +79,14 @@ class AnswerPath:
         has = f"the keys {sorted(found)}" if isinstance(found, dict) else f"a {type(found).__name__}"
         before = ".".join(self._steps[:at]) or "the reply"
         raise WrongShape(f"{url}: nothing at answer={self._text!r}: {before} is {has}, without {step!r}")
+
+
+def _in_order(items: list[Any]) -> list[Any]:
+    """Items by the place in the request that each has as its `index`, as endpoints of embeddings say it."""
+    places: list[Any] = [item.get("index") if isinstance(item, dict) else None for item in items]
+    if any(type(place) is not int for place in places) or sorted(places) != list(range(len(items))):
+        return items
+    return sorted(items, key=lambda item: int(item["index"]))
 
 
 class RestOracle(Oracle):
