@@ -255,7 +255,13 @@ REFUSED: list[tuple[str, Any, dict[str, Any], type[kh.KeyholeError], str]] = [
     ("no dtype", attention, {"dtype": 3}, UsageError, "dtype must be one of float64"),
     ("no position", attention, {"positions": "first"}, UsageError, "'last', 'all' or the number"),
     ("no call", attention, {"call": 3}, UsageError, "call must be a function"),
-    ("wrong order", attention, {"batch_first": False}, UsageError, "others are in its batch.*say batch_first=False"),
+    (
+        "wrong order",
+        attention,
+        {"batch_first": False},
+        UsageError,
+        "others are in its batch.*say so of a module .batch_first=False.*export it",
+    ),
     ("mixing", lambda: Module(lambda x: x - x.mean((0, 1))), {"width": 6}, UsageError, "others are in its batch"),
     (
         "dropout that stays on",

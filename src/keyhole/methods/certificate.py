@@ -298,12 +298,13 @@ def _widen(estimate: Estimate[F], times: float) -> Estimate[F]:
 def _fine(asked: HeldOut, signature: Signature) -> Booleans:  # (queries,)
     """The queries that tell how fine radii are: usual ones, as among long tokens radii are as wide as can be.
 
-    Where these are all single tokens, or so short that a net behind attention is flat, those that inform.
+    Where none of these shows attention (single tokens, those so short that a net behind is flat, repeated ones), those
+    that inform.
     """
     several = asked.lengths > 1
     shows = np.asarray(asked.informative & several)
     seen = asked.usual & (shows if signature.noise.kind == "exact" else several)
-    if np.any(shows) and not np.any(seen):
+    if np.any(shows) and not np.any(seen & shows):
         return shows
     return asked.usual if np.any(asked.usual) else ~asked.usual
 
