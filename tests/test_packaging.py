@@ -146,7 +146,7 @@ def test_the_image_is_made_of_what_its_context_has() -> None:
     assert all((ROOT / name).exists() for name in copied)
 
 
-def test_workflows_call_the_two_commands() -> None:
+def test_workflows_call_make() -> None:
     files = list((ROOT / ".github" / "workflows").glob("*.yml"))
     assert files
     called = set()
@@ -156,7 +156,7 @@ def test_workflows_call_the_two_commands() -> None:
         for job in found["jobs"].values():
             called |= {step["run"] for step in job["steps"] if "run" in step}
             assert all(re.fullmatch(r"[\w/-]+@v\d+", step["uses"]) for step in job["steps"] if "uses" in step)
-    assert called == {"make demo", "make test"}
+    assert called == {"make demo", "make test", "make coverage"}
 
 
 def test_the_citation_is_of_this_version() -> None:

@@ -49,19 +49,20 @@ def with_standard_errors(estimate: Estimate[F], signature: Signature, rng: np.ra
     exact = estimate.radius.with_arrays({name: each * _is_around(name) for name, each in own.items()})
     alone = {name: LINEAR * each * (not _is_around(name)) / ROUNDING_DEVIATIONS for name, each in own.items()}
     answers: list[Measurements] = yield [replace(plan, stage="bar") for plan in asked.plans]
-    times, most, told, largest, widest = 0.0, 0.0, True, 0.0, 0.0
+    times, most, told = 0.0, 0.0, True
+    largest: dict[bool, list[float]] = {True: [0.0, 0.0], False: [0.0, 0.0]}  # rests and bars of single tokens, of all
     for plan, answer in zip(asked.plans, answers, strict=True):
         tokens = plan.tokens(0, plan.count, signature.space, signature.width)
         rest = np.abs(floats(answer.values) - floats(params(tokens)))
         most = max(most, float(np.max(rest)) / float(np.max(np.abs(floats(answer.values)))))
         told &= float(np.max(rest)) <= TOLD * float(np.max(np.abs(floats(answer.values) - floats(flat(tokens)))))
-        largest = max(largest, float(np.max(rest)))
-        rest = np.maximum(rest - prediction_radii(params, exact, tokens, signature), 0.0)
         bar = floats(params.deviation(estimate.radius.with_arrays(alone), tokens)) / LINEAR
+        for single in {tokens.shape[1] == 1, False}:
+            largest[single] = [max(*pair) for pair in zip(largest[single], (np.max(rest), np.max(bar)), strict=True)]
+        rest = np.maximum(rest - prediction_radii(params, exact, tokens, signature), 0.0)
         times = max(times, float(np.max(rest[bar > 0] / bar[bar > 0], initial=0.0)))
-        widest = max(widest, float(np.max(bar)))
-    if widest > 0:  # of heads that are known to rounding, that of longer sums is more than single ones show
-        times = max(times, largest / widest)
+    # Of heads that are known to rounding, sequences elsewhere have more of it; of single tokens it is that of values.
+    singly, times = (max(times, rest / bar if bar > 0 else 0.0) for rest, bar in (largest[True], largest[False]))
     if most > MOST_OFF:
         error = Unrecoverable(
             Outcome.TOO_NOISY,
@@ -70,8 +71,9 @@ def with_standard_errors(estimate: Estimate[F], signature: Signature, rng: np.ra
         )
         error.told, error.partial = told, params
         raise error
-    times *= min(MARGIN, 2 * MOST_OFF / most) if most > 0 else MARGIN
-    scaled = {name: each * (1.0 if _is_around(name) else times) for name, each in own.items()}
+    margin = min(MARGIN, 2 * MOST_OFF / most) if most > 0 else MARGIN
+    sizes = {name: margin * (max(singly, times) if name.endswith("value") else times) for name in own}
+    scaled = {name: each * (1.0 if _is_around(name) else sizes[name]) for name, each in own.items()}
     errors = {name: each / ROUNDING_DEVIATIONS for name, each in scaled.items()}
     return replace(estimate, standard_error=estimate.radius.with_arrays(errors))
 
