@@ -248,7 +248,8 @@ def attempt(method: Method, task: Task, ledger: Ledger) -> Steps[Attempt]:
         outcome, message, cause = ending(error), str(error), error
     noise = task.signature.noise
     half = half_precision(task.signature)  # all arithmetic may have had as few digits as the answers
-    if outcome is Outcome.WRONG_FAMILY and (half is not None or not method.takes(noise)):
+    hides = half is not None or not method.takes(noise) or (method.of_alphabet and noise.kind != "exact")
+    if outcome is Outcome.WRONG_FAMILY and hides:
         outcome, message = Outcome.TOO_NOISY, behind_noise(message, half or noise)
     elif outcome is Outcome.NOT_IDENTIFIABLE and half is not None and _may_hide(task.signature):
         outcome = Outcome.TOO_NOISY

@@ -37,10 +37,11 @@ class Data:
 
 def open_data(given: str | Sequence[str], names: Sequence[str] = NAMES) -> Data:
     """The examples that a text names, or several of files; UsageError or FileError says what is wrong and possible."""
-    if not isinstance(given, str) and len(given) > 1:  # a pattern that the shell has written out
-        count = len(find_shards(given, names))
-        return Data(" ".join(given), f"examples in {count} shards, {given[0]} to {given[-1]}", list(given))
-    text = given if isinstance(given, str) else given[0]
+    texts = [given] if isinstance(given, str) else list(dict.fromkeys(given))  # a file twice is one
+    if len(texts) > 1:  # a pattern that the shell has written out
+        count = len(find_shards(texts, names))
+        return Data(" ".join(texts), f"examples in {count} shards, {texts[0]} to {texts[-1]}", texts)
+    text = texts[0]
     kind, colon, rest = text.partition(":")
     if colon and kind == "demo":
         family, _, query = rest.partition("?")

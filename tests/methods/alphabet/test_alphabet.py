@@ -10,6 +10,7 @@ import pytest
 import keyhole as kh
 from keyhole.arrays import Array, Floats, floats
 from keyhole.errors import UsageError
+from keyhole.oracles import Rounded
 
 KINDS = ("half", "full", "double", "one-hot", "signs")
 
@@ -188,6 +189,18 @@ def test_decimals_widen_radii_where_they_are_not_declared_too(words: str) -> Non
         result = kh.recover(oracle, throw=False)
         assert result.outcome is not kh.Outcome.WRONG_FAMILY, result.message
         assert not result.certified or is_inside(result, head, rows)
+
+
+@pytest.mark.parametrize("seed", [13, 17])
+def test_a_score_bias_behind_few_decimals_is_no_other_family(seed: int) -> None:
+    """Tokens of norms over four decades, some of whose answers round to next to nothing."""
+    rng, width, rows = np.random.default_rng([14, seed]), 3, 6
+    letters = rng.standard_normal((rows, width)) * 10.0 ** rng.uniform(-3, 1, (rows, 1))
+    score, value, bias = rng.standard_normal((width, width)) / width, *rng.standard_normal((2, width))
+    head = kh.SingleHead(score, value, score_bias=bias)
+    oracle = Rounded(kh.FunctionOracle(head, width=width, alphabet=letters), 3)
+    result = kh.recover(oracle, "alphabet", throw=False, seed=seed)
+    assert result.certified or result.outcome is kh.Outcome.TOO_NOISY
 
 
 @pytest.mark.parametrize("rows", [[["a", "b", "c"]], np.ones((2, 3)) * 1j, [[1, 2], [1]], [[None] * 3]])

@@ -625,6 +625,24 @@ def test_rounding_on_one_side_of_a_strip_is_no_noise() -> None:
     assert "one side of a strip" in result.message
 
 
+@pytest.mark.parametrize("seed", [402, 709])
+def test_strips_are_looked_for_within_the_norm_bound(seed: int) -> None:
+    """Answers rough on one side of a plane: where that sets in is looked for as far out as tokens may be."""
+    rng, width = np.random.default_rng(seed), 4
+    inner, bias, outer = rng.standard_normal((3, width)), rng.standard_normal(3), rng.standard_normal(3)
+    normal = rng.standard_normal(width)
+    normal /= np.linalg.norm(normal)
+    at, size = rng.uniform(-1, 1), float(10 ** rng.uniform(-6.5, -3))
+
+    def box(tokens: np.ndarray) -> np.ndarray:
+        last = tokens[:, -1, :]
+        side = 1e-3 * np.maximum(last @ normal - at, 0)
+        return np.maximum(last @ inner.T + bias, 0) @ outer + size * (side.astype(np.float32) - side)
+
+    result = kh.recover(kh.FunctionOracle(box, width=width, max_norm=2.0), "relu-net", throw=False, seed=seed)
+    assert result.certified or result.outcome in {Outcome.TOO_NOISY, Outcome.WRONG_FAMILY, Outcome.UNCERTIFIED}
+
+
 def test_a_net_goes_on_where_held_out_answers_refute_it() -> None:
     """A kink that cuts off little of the ball: the second attempt asks a line through the token that showed it."""
     rng = np.random.default_rng(2)

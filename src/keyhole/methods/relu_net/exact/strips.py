@@ -90,9 +90,9 @@ class _Line:
     def __init__(self, queries: TokenQueries, pieces: Pieces, scale: float, rng: np.random.Generator) -> None:
         self.queries, self.pieces, self.rng = queries, pieces, rng
         self.direction, self.step = (x / np.linalg.norm(x) for x in rng.standard_normal((2, queries.width)))
-        limit = OUTERMOST * queries.signature.norm_limit
-        self.unit = min(scale * queries.width**0.5, limit)
-        self.last = min(FAR * self.unit, limit)
+        self.limit = OUTERMOST * queries.signature.norm_limit
+        self.unit = min(scale * queries.width**0.5, self.limit)
+        self.last = min(FAR * self.unit, self.limit)
 
     def at(self, places: Floats) -> Floats:  # (n,) -> (n,)
         """How far out places are."""
@@ -154,7 +154,8 @@ class _Line:
         here, there = self._rounding(np.array([begin, far]))
         growth = float(np.max(level * here / np.maximum(at_end * there, np.finfo(float).tiny)))
         back = max(UNSURE * min(growth, 1.0) * abs(far - begin), abs(begin - near))
-        t = np.linspace(begin - towards * back, begin + towards * back / 2, ACROSS)
+        first, last = np.clip([begin - towards * back, begin + towards * back / 2], -self.limit, self.limit)
+        t = np.linspace(first, last, ACROSS)
         x = t[:, None] * self.direction
         answers = yield from self.queries.ask("checks", x)
         size = np.max(np.abs(answers), axis=0) + np.finfo(float).tiny
