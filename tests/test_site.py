@@ -282,7 +282,7 @@ def words(picture: Path) -> list[str]:
     """Texts of an SVG of matplotlib, which stand in comments beside outlines; but for ticks and rounding errors."""
     found = [each for each in re.findall(r"<!-- (.*?) -->", text_of(picture)) if re.search("[a-z]{2}", each)]
     assert len(found) >= 3
-    return [re.sub(r"\d+e-\d+", "…", each) for each in found if not each.startswith("$")]
+    return [re.sub(r"[\d.]+\s×\s10⁻[⁰¹²³⁴⁵⁶⁷⁸⁹]+", "…", each) for each in found if not each.startswith("$")]
 
 
 def test_the_first_screen_of_the_readme() -> None:
